@@ -1,0 +1,308 @@
+"""Blocks and replies as matrices: trees of arrays of any library in, the same kind of trees out.
+
+The rules, stated once:
+
+- A **list** on the top level enumerates blocks, each an array or a tree. An **array** enumerates blocks along its
+  leading axis, and so do all the arrays inside a **dict or tuple** on the top level. Below the top level lists, too,
+  are containers.
+- All blocks have one structure, and each leaf one shape and dtype.
+- float16/32/64, complex64/128 (and NumPy's long doubles) keep their dtype; **integers and booleans become float64**.
+  float16 is combined in float32 and rounded once at the end.
+- Weights are float64 (or complex128) and are cast to the data's precision when applied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import optree
+from numpy.typing import NDArray
+
+from .errors import BlocksError
+
+__all__ = ["Blocks", "Leaf", "as_matrix", "combine", "describe", "from_numpy", "split", "stack", "to_numpy"]
+
+Array = NDArray[Any]
+_SCRATCH_BYTES = 1 << 20  # a slice of all blocks that stays in cache while it is combined
+
+
+def to_numpy(leaf: Any) -> Array:
+    """One leaf as a NumPy array of a supported dtype, without a copy where its library allows that.
+
+    Raises
+    ------
+    TypeError
+        If the leaf is not a numeric array or number.
+    """
+    if type(leaf) is np.ndarray:
+        array = leaf
+    elif array_api_compat.is_torch_array(leaf):
+        try:
+            array = leaf.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except TypeError as error:  # bfloat16 and the 8-bit floats have no NumPy counterpart
+            raise TypeError(f"{leaf.dtype} has no NumPy counterpart: convert it to float16 or float32 first") from error
+    elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        array = np.asarray(leaf)
+    elif hasattr(leaf, "__dlpack__"):
+        try:
+            array = np.from_dlpack(leaf)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            array = np.asarray(array_api_compat.to_device(leaf, "cpu"))
+    elif hasattr(leaf, "__array__"):
+        array = np.asarray(leaf)
+    else:
+        raise TypeError(f"expected arrays, numbers, or dicts, lists and tuples of them, got {type(leaf).__name__}")
+    kind = array.dtype.kind
+    if kind in "biu":
+        return array.astype(np.float64)
+    if kind not in "fc":
+        raise TypeError(f"expected real or complex numbers, got an array of dtype {array.dtype}")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.asarray(array)
+
+
+def from_numpy(array: Array, like: Any) -> Any:
+    """`array` in the library and on the device of `like`."""
+    if like is None or isinstance(like, np.ndarray | np.generic | bool | int | float | complex):
+        return array
+    if array_api_compat.is_torch_array(like):
+        torch = sys.modules["torch"]
+        return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy()).to(like.device)
+    if array_api_compat.is_array_api_obj(like):
+        xp = array_api_compat.array_namespace(like)
+        return xp.asarray(array, device=array_api_compat.device(like))
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """One leaf of K blocks.
+
+    Attributes
+    ----------
+    rows : (K, M) array, or K arrays (M,)
+        The leaf of each block, flattened; NumPy.
+    shape : tuple of int
+        Its shape in one block.
+    dtype : numpy dtype
+    like : Any
+        An array of the caller's library, for `from_numpy`.
+    """
+
+    rows: Array | Sequence[Array]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    like: Any
+
+    @property
+    def size(self) -> int:
+        """Entries per block, M."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """K blocks of one structure.
+
+    Attributes
+    ----------
+    count : int
+        K.
+    leaves : list of Leaf
+    spec : optree.PyTreeSpec
+        The structure of one block.
+    listed : bool
+        Whether they came as a list.
+    """
+
+    count: int
+    leaves: list[Leaf]
+    spec: Any
+    listed: bool
+
+    def restore(self, matrices: Sequence[Array]) -> Any:
+        """A tree of arrays (count', *shape) from one (count', M) matrix per leaf, in the caller's libraries."""
+        leaves = [
+            from_numpy(matrix.reshape(len(matrix), *leaf.shape), leaf.like)
+            for matrix, leaf in zip(matrices, self.leaves, strict=True)
+        ]
+        return optree.tree_unflatten(self.spec, leaves)
+
+    def require_finite(self, noun: str) -> None:
+        """Raise `BlocksError` naming the first block that holds NaN or infinity."""
+        for leaf in self.leaves:
+            for index, row in enumerate(leaf.rows):
+                if not np.isfinite(row).all():
+                    bad = int((~np.isfinite(row)).sum())
+                    raise BlocksError(
+                        f"{noun}: block {index} holds {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf), "
+                        "which coding would spread to every worker; clean it, or pass allow_nan=True"
+                    )
+
+    def require_entries(self, noun: str) -> None:
+        """Raise `BlocksError` if the blocks have no entries at all."""
+        if all(leaf.size == 0 for leaf in self.leaves):
+            shapes = ", ".join(str(leaf.shape) for leaf in self.leaves) or "an empty tree"
+            raise BlocksError(f"{noun}: every block is empty ({shapes}); pass allow_empty=True if that is meant")
+
+
+def describe(spec: Any, leaves: Sequence[Any]) -> str:
+    """The structure, shapes and dtypes of a block in a few words, for messages."""
+    kinds = [f"{leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves]
+    return kinds[0] if optree.treespec_is_leaf(spec) and kinds else f"{spec} of {', '.join(kinds)}"
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves and structure of one block or reply; None is a leaf, so that it is found and refused."""
+    leaves, spec = optree.tree_flatten(tree, none_is_leaf=True)
+    return leaves, spec
+
+
+def _where(noun: str, error: Exception, index: int | None = None) -> BlocksError:
+    return BlocksError(f"{noun}{'' if index is None else f', block {index}'}: {error}")
+
+
+def stack(replies: Sequence[Any], noun: str = "replies") -> Blocks:
+    """Blocks from a list with one array or tree each; nothing is copied."""
+    if len(replies) == 0:
+        raise BlocksError(f"{noun}: there are none")
+    columns: list[list[Array]] = []
+    first: list[Any] = []
+    spec: Any = None
+    for index, reply in enumerate(replies):
+        native, this = flatten(reply)
+        try:
+            arrays = [to_numpy(leaf) for leaf in native]
+        except TypeError as error:
+            raise _where(noun, error, index) from error
+        if index == 0:
+            first, spec, columns = native, this, [[array] for array in arrays]
+            continue
+        same = this == spec and all(
+            array.shape == column[0].shape and array.dtype == column[0].dtype
+            for array, column in zip(arrays, columns, strict=True)
+        )
+        if not same:
+            raise BlocksError(
+                f"{noun}: block {index} is {describe(this, arrays)} but block 0 is "
+                f"{describe(spec, [column[0] for column in columns])}; all must be equal (a list enumerates blocks: "
+                "put the arrays of one block into a tuple or dict)"
+            )
+        for array, column in zip(arrays, columns, strict=True):
+            column.append(array)
+    leaves = [
+        Leaf([array.reshape(-1) for array in column], column[0].shape, column[0].dtype, like)
+        for column, like in zip(columns, first, strict=True)
+    ]
+    return Blocks(len(replies), leaves, spec, listed=True)
+
+
+def split(blocks: Any, noun: str = "blocks") -> Blocks:
+    """K equal blocks from what a user hands over; see the rules on top of this module.
+
+    Raises
+    ------
+    BlocksError
+        If there are none, or they are unequal or not numeric.
+    """
+    if isinstance(blocks, list):
+        return stack(blocks, noun)
+    if isinstance(blocks, Iterator):
+        raise BlocksError(f"{noun}: got a {type(blocks).__name__}; put the blocks into a list first")
+    native, spec = flatten(blocks)
+    try:
+        arrays = [to_numpy(leaf) for leaf in native]
+    except TypeError as error:
+        raise _where(noun, error) from error
+    if not arrays:
+        raise BlocksError(f"{noun}: there are none")
+    if any(array.ndim == 0 for array in arrays):
+        raise BlocksError(
+            f"{noun}: every array needs a leading axis that enumerates the blocks, got a scalar; "
+            "put separate blocks into a list"
+        )
+    counts = {len(array) for array in arrays}
+    if len(counts) > 1:
+        raise BlocksError(
+            f"{noun}: the leading axes enumerate the blocks and must be equally long, got "
+            f"{', '.join(str(array.shape) for array in arrays)}"
+        )
+    count = counts.pop()
+    if count == 0:
+        raise BlocksError(f"{noun}: there are none (the leading axis has length 0)")
+    leaves = [
+        Leaf(array.reshape(count, int(np.prod(array.shape[1:], dtype=np.int64))), array.shape[1:], array.dtype, like)
+        for array, like in zip(arrays, native, strict=True)
+    ]
+    return Blocks(count, leaves, spec, listed=False)
+
+
+def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
+    """Write row i of ``matrix @ leaf.rows`` to ``outs[i]``, a one-dimensional array (of shared memory, say).
+
+    One BLAS product where everything is contiguous, otherwise slices of all blocks that stay in cache. Where every
+    row of the matrix selects a single block, blocks are copied: exact, and no NaN of one reaches another.
+    """
+    if len(matrix) == 0 or leaf.size == 0:
+        return
+    chosen = np.count_nonzero(matrix, axis=1) == 1
+    if chosen.all() and (matrix.sum(axis=1) == 1).all():
+        for out, index in zip(outs, matrix.argmax(axis=1), strict=True):
+            out[...] = leaf.rows[index]
+        return
+    half = leaf.dtype == np.float16
+    working = np.dtype(np.float32) if half else leaf.dtype
+    weights = matrix.astype(np.result_type(working, np.complex64) if np.iscomplexobj(matrix) else working)
+    if isinstance(outs, np.ndarray) and isinstance(leaf.rows, np.ndarray) and outs.dtype == weights.dtype:
+        np.matmul(weights, leaf.rows, out=outs)
+        return
+    width = max(256, _SCRATCH_BYTES // (len(leaf.rows) * working.itemsize))
+    scratch = np.empty((len(leaf.rows), min(width, leaf.size)), working)
+    for start in range(0, leaf.size, width):
+        stop = min(start + width, leaf.size)
+        here = scratch[:, : stop - start]
+        for row, source in zip(here, leaf.rows, strict=True):
+            row[...] = source[start:stop]
+        product = weights @ here
+        for out, row in zip(outs, product, strict=True):
+            out[start:stop] = row
+
+
+def _applied(matrix: Array, leaf: Leaf) -> Array:
+    if matrix.shape[1] != len(leaf.rows):
+        raise BlocksError(f"a matrix of {matrix.shape[1]} columns cannot combine {len(leaf.rows)} blocks")
+    dtype = np.result_type(leaf.dtype, np.complex64) if np.iscomplexobj(matrix) else leaf.dtype
+    out = np.empty((len(matrix), leaf.size), dtype)
+    apply(matrix, leaf, out)
+    return out
+
+
+def combine(matrix: Array, blocks: Any, noun: str = "blocks") -> Any:
+    """``matrix`` applied across the blocks: a tree of arrays (rows of matrix, ...) in the caller's library."""
+    parts = blocks if isinstance(blocks, Blocks) else split(blocks, noun)
+    if parts.count != matrix.shape[1]:
+        raise BlocksError(f"{noun}: expected {matrix.shape[1]}, got {parts.count}")
+    return parts.restore([_applied(matrix, leaf) for leaf in parts.leaves])
+
+
+def as_matrix(replies: Sequence[Any]) -> Array:
+    """Replies (K arrays or trees) as one (K, total) matrix, for comparing them."""
+    parts = stack(replies)
+    return np.concatenate([np.stack([np.asarray(row) for row in leaf.rows]) for leaf in parts.leaves], axis=1)
+
+
+def features(blocks: Blocks) -> Array:
+    """All leaves of each block side by side, (K, total): what an ordering looks at."""
+    return np.concatenate([np.reshape(np.asarray(leaf.rows), (blocks.count, -1)) for leaf in blocks.leaves], axis=1)
+
+
+def unstack(tree: Any, count: int) -> list[Any]:
+    """A tree of arrays (count, ...) as a list of `count` trees."""
+    leaves, spec = flatten(tree)
+    return [optree.tree_unflatten(spec, [leaf[index] for leaf in leaves]) for index in range(count)]

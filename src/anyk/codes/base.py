@@ -1,0 +1,262 @@
+"""What a code is: a generator, a target and a way to decode from any set of responders.
+
+::
+
+    worker n returns      y_n = f( sum_j G[n, j] X_j )          n = 0 .. workers-1
+    the master recovers   f(X_j)  ~=  sum_{n in S} D_S[j, n] y_n     S = whoever responded
+
+G is the `generator`, D_S the `Decoder.matrix`. Algebraic codes solve for D_S by least squares from G_S; evaluation
+codes interpolate the curve z -> f(u(z)) from the responders' nodes. A new code defines `_generator`, `_decode` and
+the properties that say what it promises; everything else follows.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+from .. import blocks as _blocks
+from ..errors import TooFewResponders
+
+__all__ = ["Code", "DataCode", "Decoder", "least_squares_decoder"]
+
+Matrix = NDArray[Any]
+Exactness = Literal["any", "polynomial", "linear", "nothing"]
+_CACHED_DECODERS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """The linear map from the responders' replies to the recovered blocks, with its figures.
+
+    Attributes
+    ----------
+    code : Code
+    responders : tuple of int
+        Workers whose replies are combined, in the order in which they were asked for.
+    matrix : (targets, len(responders)) float64 or complex128, read-only
+        Column p multiplies the reply of worker ``responders[p]``.
+    """
+
+    code: Code
+    responders: tuple[int, ...]
+    matrix: Matrix = field(repr=False)
+
+    @cached_property
+    def residual(self) -> float:
+        """||D G_S - T||_F: zero when the identity function is recovered exactly; needs no data."""
+        difference = self.matrix @ self.code.generator[list(self.responders)] - self.code.target
+        return float(np.linalg.norm(difference))
+
+    @cached_property
+    def noise_amplification(self) -> float:
+        """||D||_F^2 / targets: mean square error of a block per unit of noise variance in each reply."""
+        return float(np.linalg.norm(self.matrix) ** 2 / len(self.matrix))
+
+    @cached_property
+    def lebesgue_constant(self) -> float:
+        """||D||_inf, the largest absolute row sum: how much the worst error in a reply can grow."""
+        return float(np.abs(self.matrix).sum(axis=1).max())
+
+    @cached_property
+    def condition(self) -> float:
+        """Ratio of the largest to the smallest non-zero singular value of the decoding matrix."""
+        values = np.linalg.svd(self.matrix, compute_uv=False)
+        values = values[values > values[0] * max(self.matrix.shape) * np.finfo(np.float64).eps]
+        return float(values[0] / values[-1])
+
+    def __matmul__(self, replies: Any) -> Any:
+        """Recover the blocks from the replies.
+
+        Parameters
+        ----------
+        replies
+            What the responders returned, in the order of `responders`: an array with a leading axis, a list with one
+            array or tree each, or a mapping from worker to reply (extra workers are ignored).
+
+        Returns
+        -------
+        Array or tree with the blocks along the leading axis, in the replies' library and (floating) dtype.
+        """
+        if isinstance(replies, Mapping) and all(worker in replies for worker in self.responders):
+            replies = [replies[worker] for worker in self.responders]
+        return _blocks.combine(self.matrix, replies, "replies")
+
+
+class Code(ABC):
+    """A linear code over `workers` workers. Concrete codes are final frozen dataclasses."""
+
+    workers: int
+
+    @property
+    @abstractmethod
+    def generator(self) -> Matrix:
+        """G: one row per worker."""
+
+    @property
+    @abstractmethod
+    def target(self) -> Matrix:
+        """T: one row per recovered combination, in the columns of G."""
+
+    @property
+    @abstractmethod
+    def threshold(self) -> int:
+        """Any this many working responders suffice to decode; 1 for codes that decode approximately from any."""
+
+    @property
+    @abstractmethod
+    def exact_for(self) -> Exactness:
+        """Functions recovered exactly from `threshold` answers: ``"any"``, ``"polynomial"``, ``"linear"``, ``"nothing"``."""
+
+    @property
+    def approximate(self) -> bool:
+        """Whether answers are approximate for a general function, so that the order of the blocks matters."""
+        return self.exact_for == "nothing"
+
+    @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Workers that have something to do: a non-zero row of the generator."""
+        return tuple(np.flatnonzero(np.any(self.generator != 0, axis=1)).tolist())
+
+    def sufficient(self, responders: Iterable[int]) -> bool:
+        """Whether these responders can be decoded."""
+        return len(set(responders)) >= self.threshold
+
+    @abstractmethod
+    def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
+        """D_S for sorted, distinct responders; `replies` in the same order, or None."""
+
+    def decoder(self, responders: Iterable[int], replies: Sequence[Any] | Mapping[int, Any] | None = None) -> Decoder:
+        """The decoder for a set of responders, in any order; cached per set.
+
+        Parameters
+        ----------
+        responders : distinct worker indices
+            Column p of the decoder's matrix belongs to the p-th of them.
+        replies : optional
+            Their replies, for codes that choose among decoding matrices by looking at them.
+
+        Raises
+        ------
+        TooFewResponders
+            If this set does not suffice for the code.
+        ValueError
+            If an index is out of range or repeated.
+        """
+        asked = tuple(int(worker) for worker in responders)
+        workers, place = np.unique(np.array(asked, dtype=np.intp), return_inverse=True)
+        if len(asked) == 0:
+            raise TooFewResponders(f"{self!r} cannot decode: there are no responders")
+        if len(workers) < len(asked):
+            raise ValueError(f"responders are repeated: {sorted(asked)}")
+        if workers[0] < 0 or workers[-1] >= self.workers:
+            raise ValueError(f"responders must lie in 0..{self.workers - 1}, got {sorted(asked)}")
+        key = tuple(workers.tolist())
+        if replies is not None and self._looks_at_replies:
+            in_order = replies if isinstance(replies, Mapping) else dict(zip(asked, replies, strict=True))
+            matrix = self._decode(workers, [in_order[worker] for worker in key])
+        else:
+            matrix = self._cached(key, workers)
+        if key != asked:
+            matrix = matrix[:, place]
+            matrix.flags.writeable = False
+        elif matrix.flags.writeable:
+            matrix.flags.writeable = False
+        return Decoder(self, asked, matrix)
+
+    _looks_at_replies = False
+
+    @cached_property
+    def _decoders(self) -> tuple[threading.Lock, OrderedDict[tuple[int, ...], Matrix]]:
+        return threading.Lock(), OrderedDict()
+
+    def _cached(self, key: tuple[int, ...], workers: NDArray[np.intp]) -> Matrix:
+        lock, known = self._decoders
+        with lock:
+            if key in known:
+                known.move_to_end(key)
+                return known[key]
+        matrix = self._decode(workers, None)
+        matrix.flags.writeable = False
+        with lock:
+            known[key] = matrix
+            if len(known) > _CACHED_DECODERS:
+                known.popitem(last=False)
+        return matrix
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields only: caches (and their lock) stay at home."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+class DataCode(Code):
+    """A code that combines `blocks` equal data blocks before the work; recovers f of each block."""
+
+    blocks: int
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "blocks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            object.__setattr__(self, name, int(value))
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.blocks > self.workers:
+            raise ValueError(
+                f"{self.blocks} blocks need at least as many workers, got workers={self.workers}: "
+                "use more workers or group the blocks"
+            )
+
+    @cached_property
+    def generator(self) -> Matrix:
+        """G, shape (workers, blocks), float64, read-only."""
+        matrix = self._generator()
+        matrix.flags.writeable = False
+        return matrix
+
+    @abstractmethod
+    def _generator(self) -> Matrix:
+        """Build G."""
+
+    @cached_property
+    def target(self) -> Matrix:
+        """The identity: every block is recovered by itself."""
+        matrix = np.eye(self.blocks)
+        matrix.flags.writeable = False
+        return matrix
+
+    def encode(self, blocks: Any) -> Any:
+        """The coded blocks, one per worker along the leading axis, without any workers involved.
+
+        Parameters
+        ----------
+        blocks
+            Array with a leading axis of length `blocks`, list of that many arrays or trees, or a dict or tuple of
+            arrays with that leading axis. Integers and booleans are promoted to float64.
+
+        Returns
+        -------
+        Array (workers, ...), or a tree of such arrays, in the caller's library, dtype and device.
+        """
+        return _blocks.combine(self.generator, blocks, "blocks")
+
+
+def least_squares_decoder(generator: Matrix, target: Matrix) -> Matrix:
+    """T pinv(G_S): the least-squares, minimum-norm decoder of an algebraic code."""
+    rows, columns = generator.shape
+    if rows >= columns:
+        q, r = np.linalg.qr(generator)
+        diagonal = np.abs(np.diag(r))
+        if diagonal.min() > 1e-12 * diagonal.max():  # full rank: several times faster than singular values
+            return np.asarray(solve_triangular(r, target.T, trans="T").T @ q.conj().T)
+    return np.asarray(target @ np.linalg.pinv(generator))

@@ -1,0 +1,100 @@
+"""Every error and warning that anyk raises.
+
+::
+
+    Exception
+    +-- AnykError
+        +-- BlocksError (ValueError)        the input: none, unequal, empty or non-finite blocks
+        +-- TooFewResponders                fewer answers than the code or the stop rule needs
+        +-- UnsafeDecode (ArithmeticError)  rounding alone would swamp the answer
+        +-- TaskFailed (RuntimeError)       the worker's function raised, everywhere that counts
+        +-- DisagreeingReplies              as many answers of one shape or dtype as of another
+        +-- NotPicklable (TypeError)        the function cannot travel to another process
+        +-- WorkersClosed (RuntimeError)    the workers were closed, or never opened
+    UserWarning
+    +-- ApproximationWarning                the answer is coarser than the code was built for
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AnykError",
+    "ApproximationWarning",
+    "BlocksError",
+    "DisagreeingReplies",
+    "NotPicklable",
+    "TaskFailed",
+    "TooFewResponders",
+    "UnsafeDecode",
+    "WorkersClosed",
+]
+
+
+class AnykError(Exception):
+    """Base of all errors raised by anyk."""
+
+
+class BlocksError(AnykError, ValueError):
+    """The blocks to be mapped are missing, unequal, empty or not finite."""
+
+
+class TooFewResponders(AnykError):
+    """Fewer workers answered than the code or the stop rule needs.
+
+    Attributes
+    ----------
+    arrived : dict[int, Any]
+        The valid replies that did arrive, by worker; own copies, safe to keep.
+    run : Run or None
+        What happened to every worker, when a round was run at all.
+    """
+
+    def __init__(self, message: str, arrived: dict[int, Any] | None = None, run: Any = None) -> None:
+        super().__init__(message)
+        self.arrived: dict[int, Any] = arrived or {}
+        self.run = run
+
+
+class UnsafeDecode(AnykError, ArithmeticError):
+    """Decoding would amplify rounding beyond the size of the answer."""
+
+
+class TaskFailed(AnykError, RuntimeError):
+    """The function raised on a worker and too few other workers answered.
+
+    Attributes
+    ----------
+    worker : int
+        Index of the first worker whose function raised.
+    traceback_text : str
+        That worker's own traceback.
+    arrived, run
+        As in `TooFewResponders`.
+    """
+
+    def __init__(
+        self, message: str, worker: int, traceback_text: str, arrived: dict[int, Any] | None = None, run: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.traceback_text = traceback_text
+        self.arrived: dict[int, Any] = arrived or {}
+        self.run = run
+
+
+class DisagreeingReplies(AnykError):
+    """As many workers returned one structure, shape or dtype as returned another."""
+
+
+class NotPicklable(AnykError, TypeError):
+    """The function, or something that it captures, cannot be sent to another process."""
+
+
+class WorkersClosed(AnykError, RuntimeError):
+    """The workers have been closed."""
+
+
+class ApproximationWarning(UserWarning):
+    """The decoded answer is coarser than the code was built for; the message carries the figures."""
