@@ -13,6 +13,7 @@ The rules, stated once:
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ Array = NDArray[Any]
 _SCRATCH_BYTES = 1 << 20  # a slice of all blocks that stays in cache while it is combined
 
 
-def to_numpy(leaf: Any) -> Array:
-    """One leaf as a NumPy array of a supported dtype, without a copy where its library allows that.
+def raw_numpy(leaf: Any) -> Array:
+    """One leaf as a NumPy array of its own dtype, without a copy where its library allows that.
 
     Raises
     ------
@@ -57,14 +58,36 @@ def to_numpy(leaf: Any) -> Array:
         array = np.asarray(leaf)
     else:
         raise TypeError(f"expected arrays, numbers, or dicts, lists and tuples of them, got {type(leaf).__name__}")
-    kind = array.dtype.kind
-    if kind in "biu":
-        return array.astype(np.float64)
-    if kind not in "fc":
+    if array.dtype.kind not in "biufc":
         raise TypeError(f"expected real or complex numbers, got an array of dtype {array.dtype}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)
+
+
+def to_numpy(leaf: Any) -> Array:
+    """`raw_numpy`, with integers and booleans promoted to float64."""
+    array = raw_numpy(leaf)
+    return array.astype(np.float64) if array.dtype.kind in "biu" else array
+
+
+def library(leaf: Any) -> str:
+    """The name of the library that a leaf belongs to: ``"numpy"``, ``"torch"`` or an importable module."""
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        return "numpy"
+    if array_api_compat.is_torch_array(leaf):
+        return "torch"
+    if array_api_compat.is_array_api_obj(leaf):
+        return str(array_api_compat.array_namespace(leaf).__name__)
+    return "numpy"
+
+
+def in_library(array: Array, name: str) -> Any:
+    """`array` in the named library, on its default device; imports it, so `name` must be trusted."""
+    if name == "numpy":
+        return array
+    module = importlib.import_module(name)
+    return module.from_numpy(array) if name == "torch" else module.asarray(array)
 
 
 def from_numpy(array: Array, like: Any) -> Any:

@@ -100,7 +100,7 @@ def lebesgue_function(x: ArrayLike, nodes: ArrayLike) -> NDArray[np.float64]:
     difference = np.subtract.outer(at.ravel(), knots)
     signs = np.where(np.arange(len(knots)) % 2 == 0, 1.0, -1.0)
     rows = _barycentric(signs, difference, difference == 0)
-    return np.abs(rows).sum(axis=1).reshape(at.shape)
+    return np.asarray(np.abs(rows).sum(axis=1).reshape(at.shape))
 
 
 def lebesgue_constant(nodes: ArrayLike, *, samples: int = 64) -> float:

@@ -115,7 +115,7 @@ class Code(ABC):
     @property
     @abstractmethod
     def exact_for(self) -> Exactness:
-        """Functions recovered exactly from `threshold` answers: ``"any"``, ``"polynomial"``, ``"linear"``, ``"nothing"``."""
+        """Functions recovered exactly at the threshold: ``"any"``, ``"polynomial"``, ``"linear"`` or ``"nothing"``."""
 
     @property
     def approximate(self) -> bool:

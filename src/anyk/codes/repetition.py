@@ -87,7 +87,7 @@ class RepetitionCode(DataCode):
         if replies is not None:
             for block, row in enumerate(matrix):
                 copies = np.flatnonzero(row)
-                row[copies] = self._majority([replies[copy] for copy in copies], block)
+                row[copies] = self._majority([replies[copy] for copy in copies.tolist()], block)
         return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
 
     def _majority(self, copies: list[Any], block: int) -> NDArray[np.float64]:
@@ -103,4 +103,4 @@ class RepetitionCode(DataCode):
                 f"the {len(copies)} copies of block {block} disagree and no group of them is the largest: "
                 f"{votes.max()} against {votes.max()}; wait for more copies, or use combine='mean'"
             )
-        return winners.astype(np.float64)
+        return np.asarray(winners, dtype=np.float64)

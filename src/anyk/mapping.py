@@ -1,0 +1,327 @@
+"""The verb `anyk.map`: a function over blocks, on workers that stall, die or never answer."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optree
+from numpy.typing import NDArray
+
+from . import blocks as _blocks
+from .blocks import Blocks
+from .codes.base import DataCode, Decoder
+from .codes.berrut import BerrutCode
+from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
+from .ordering import path_order
+from .runtime.events import RoundEvent, Run
+from .runtime.faults import Fault
+from .runtime.processes import LocalWorkers
+from .runtime.progress import progress_bar
+from .runtime.rounds import Reply, gather
+from .runtime.stop import FirstK, StopRule, Sufficient
+from .runtime.workers import Workers
+
+__all__ = ["Result", "map"]
+
+_WARN, _REFUSE = 1e-3, 0.1  # share of an answer that rounding may cost
+_COARSE = 0.6  # relative residual for the identity; random stragglers stay below it, a gap at an end does not
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What `anyk.map` returns.
+
+    Attributes
+    ----------
+    value : Any
+        f of each block: arrays with the blocks along the leading axis (in a tree like f's own result), or a list of
+        them where the blocks came as a list.
+    run : Run
+        Who answered, who did not, and when.
+    decoder : Decoder
+        The matrix that was applied, with its figures.
+    order : (K,) array or None
+        The path through the blocks that was encoded: block ``order[j]`` took the code's j-th place.
+    """
+
+    value: Any = field(repr=False)
+    run: Run
+    decoder: Decoder
+    order: NDArray[np.intp] | None = field(default=None, repr=False)
+
+    @property
+    def code(self) -> Any:
+        """The code that was used."""
+        return self.decoder.code
+
+    def plot(self, ax: Any = None) -> Any:
+        """Timeline of the round: who answered when, who was given up. Needs ``anyk[plots]``; returns the axes."""
+        from .plots import timeline
+
+        return timeline(self.run, ax=ax)
+
+
+def _evaluate(state: dict[str, Any], job: tuple[Any, ...], *leaves: Any) -> Any:
+    """On the worker: rebuild the coded block and call the user's function."""
+    fn, spec, shapes, libraries = job
+    arrays = []
+    for leaf, shape, library in zip(leaves, shapes, libraries, strict=True):
+        array = leaf.reshape(shape)
+        arrays.append(_blocks.in_library(array, library) if library != "numpy" or array.ndim else array[()])
+    return fn(optree.tree_unflatten(spec, arrays))
+
+
+def _order_of(order: Any, parts: Blocks, approximate: bool) -> NDArray[np.intp] | None:
+    if order is None or (isinstance(order, str) and order == "auto" and not approximate):
+        return None
+    if isinstance(order, str):
+        if order not in ("auto", "path"):
+            raise ValueError(f"order must be 'auto', 'path', None or a permutation of the blocks, got {order!r}")
+        return path_order(_blocks.features(parts))
+    permutation = np.asarray(order)
+    if permutation.shape != (parts.count,) or not np.array_equal(np.sort(permutation), np.arange(parts.count)):
+        raise ValueError(f"order must be a permutation of 0..{parts.count - 1}, got {order!r}")
+    return permutation.astype(np.intp)
+
+
+def _code_for(code: DataCode | None, workers: Any, count: int) -> DataCode:
+    if code is None:
+        n = workers if isinstance(workers, int) else len(workers) if workers is not None else 0
+        if workers is None:
+            n = count + max(2, math.ceil(count / 4))
+            if n > 128:
+                raise ValueError(f"{count} blocks would start {n} processes: pass workers=, or group the blocks")
+        return BerrutCode(n, count)
+    if not isinstance(code, DataCode):
+        raise TypeError(f"code must be a data code such as BerrutCode(workers, blocks), got {code!r}")
+    if code.blocks != count:
+        raise ValueError(f"{code!r} is for {code.blocks} blocks, got {count}")
+    if workers is not None:
+        n = workers if isinstance(workers, int) else len(workers)
+        if n < code.workers:
+            raise ValueError(f"{code!r} needs {code.workers} workers, got {n}")
+    return code
+
+
+def _default_stop(code: DataCode) -> StopRule:
+    if code.approximate:
+        return FirstK(math.ceil(0.8 * len(code.active)))
+    return Sufficient()
+
+
+def map(
+    fn: Callable[[Any], Any],
+    blocks: Any,
+    *,
+    code: DataCode | None = None,
+    workers: Workers | int | None = None,
+    stop: StopRule | None = None,
+    order: str | Sequence[int] | NDArray[np.intp] | None = "auto",
+    faults: Mapping[int, Fault] | None = None,
+    allow_nan: bool = False,
+    allow_empty: bool = False,
+    progress: bool | None = None,
+    on_event: Callable[[RoundEvent], None] | None = None,
+) -> Result:
+    """f of every block, from whichever workers answer.
+
+    Each worker calls `fn` once, on a coded block of the same shape as the blocks; the master decodes the replies that
+    arrive before the stop rule is met.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one block, returns an array, a number, or a dict, list or tuple of those. Called on mixtures of blocks,
+        so it must accept any values of their kind.
+    blocks
+        K equal blocks: an array of any array library with a leading axis, a list of arrays or trees, or a dict or
+        tuple of arrays with a leading axis. Floating and complex dtypes are kept; integers and booleans become float64.
+    code : DataCode, optional
+        Default: `BerrutCode` over all `workers`.
+    workers : Workers or int, optional
+        Where to work. A number starts that many local processes for this call; reuse a `LocalWorkers` for many calls.
+        Default: as many as the code has, or 5/4 of the blocks.
+    stop : StopRule, optional
+        When to stop waiting. Default: the first sufficient set of answers for exact codes, four fifths of the workers
+        for approximate ones.
+    order : "auto", "path", None or permutation
+        Order of the blocks inside the code; undone in the result. ``"path"`` (and ``"auto"`` for approximate codes)
+        finds a short path through the blocks, None keeps the caller's order, as the papers do.
+    faults : mapping of worker to fault, optional
+        Inflicted on this round, for tests and demonstrations.
+    allow_nan : bool
+        Accept NaN and infinity in blocks and replies. Otherwise such blocks raise and such replies count as erasures.
+    allow_empty : bool
+        Accept blocks without entries.
+    progress : bool, optional
+        Draw a progress bar on stderr. Default: on a terminal, for rounds longer than half a second.
+    on_event : callable, optional
+        Receives every `RoundEvent`.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    BlocksError
+        No blocks, or unequal, empty or non-finite ones.
+    TooFewResponders
+        Too few valid replies; they are in its `arrived`.
+    TaskFailed
+        The same, and `fn` raised; carries the worker's index and traceback.
+    DisagreeingReplies
+        Replies of different shapes without a majority.
+    NotPicklable
+        `fn` cannot be sent to a process.
+    UnsafeDecode
+        Rounding alone would spoil the answer.
+
+    Warns
+    -----
+    ApproximationWarning
+        Too few answers, or a large gap among them, for the number of blocks; or a noticeable loss by rounding.
+
+    Examples
+    --------
+    >>> import numpy as np, anyk
+    >>> x = np.linspace(0, 1, 5)
+    >>> with anyk.ThreadWorkers(20) as workers:
+    ...     result = anyk.map(np.exp, x, workers=workers, stop=anyk.FirstK(15), faults={3: anyk.Raise()})
+    >>> bool(np.abs(result.value - np.exp(x)).max() < 0.05), 3 in result.run.responders
+    (True, False)
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {fn!r}")
+    parts = _blocks.split(blocks)
+    if not allow_empty:
+        parts.require_entries("blocks")
+    if not allow_nan:
+        parts.require_finite("blocks")
+    if isinstance(workers, np.integer):
+        workers = int(workers)
+    if workers is not None and not isinstance(workers, Workers | int):
+        raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
+    chosen = _code_for(code, workers, parts.count)
+    rule = stop if stop is not None else _default_stop(chosen)
+    if not isinstance(rule, StopRule):
+        raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
+    rule.check(len(chosen.active))
+    for worker in faults or ():
+        if not 0 <= worker < chosen.workers:
+            raise ValueError(f"faults names worker {worker}, but there are workers 0..{chosen.workers - 1}")
+    permutation = _order_of(order, parts, chosen.approximate)
+    generator = chosen.generator if permutation is None else chosen.generator[:, np.argsort(permutation)]
+    listeners = [each for each in (on_event, progress_bar(progress, chosen.workers)) if each is not None]
+
+    def notify(event: RoundEvent) -> None:
+        for listener in listeners:
+            listener(event)
+
+    with ExitStack() as stack:
+        if isinstance(workers, Workers):
+            engine = workers
+        else:
+            engine = stack.enter_context(LocalWorkers(chosen.workers))
+        job = engine.publish((fn, parts.spec, [leaf.shape for leaf in parts.leaves], _libraries(parts)))
+        encoding = [0.0]
+
+        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+            begun = time.perf_counter()
+            layouts = [((leaf.size,), _coded_dtype(generator, leaf.dtype)) for leaf in parts.leaves]
+            outs = [engine.allocate(worker, layouts) for worker in who]
+            for index, leaf in enumerate(parts.leaves):
+                _blocks.apply(generator[list(who)], leaf, [out[index] for out in outs])
+            encoding[0] += time.perf_counter() - begun
+            for worker, out in zip(who, outs, strict=True):
+                yield worker, _evaluate, (job, *out)
+
+        def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
+            run.encode_seconds = encoding[0]
+            begun = time.perf_counter()
+            received = _received(list(replies.values()))
+            try:
+                decoder = chosen.decoder(run.responders, [reply.arrays for reply in replies.values()])
+            except TooFewResponders as short:
+                raise error(str(short)) from None
+            _check(decoder, received)
+            matrix = decoder.matrix
+            if permutation is not None:
+                matrix = np.empty_like(decoder.matrix)
+                matrix[permutation] = decoder.matrix
+            value = _blocks.combine(matrix, received)
+            if parts.listed:
+                value = _blocks.unstack(value, parts.count)
+            run.decode_seconds = time.perf_counter() - begun
+            return Result(value, run, decoder, permutation)
+
+        result: Result = gather(
+            engine,
+            chosen.active,
+            send,
+            rule,
+            chosen.sufficient,
+            faults=faults,
+            allow_nan=allow_nan,
+            notify=notify,
+            use=use,
+        )
+        return result
+
+
+def _libraries(parts: Blocks) -> list[str]:
+    return [_blocks.library(leaf.like) for leaf in parts.leaves]
+
+
+def _coded_dtype(generator: NDArray[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.result_type(dtype, np.complex64) if np.iscomplexobj(generator) else dtype
+
+
+def _received(replies: list[Reply]) -> Blocks:
+    """Screened replies as blocks; no copies."""
+    if not replies:
+        return Blocks(0, [], None, listed=False)
+    first = replies[0]
+    leaves = [
+        _blocks.Leaf([reply.arrays[index].reshape(-1) for reply in replies], array.shape, array.dtype, like)
+        for index, (array, like) in enumerate(zip(first.arrays, first.native, strict=True))
+    ]
+    return Blocks(len(replies), leaves, first.spec, listed=False)
+
+
+def _check(decoder: Decoder, received: Blocks) -> None:
+    """Warn of a coarse answer, refuse one that rounding has eaten."""
+    code, count = decoder.code, len(decoder.responders)
+    epsilon = max((float(np.finfo(leaf.dtype).eps) for leaf in received.leaves), default=0.0)
+    loss = epsilon * decoder.lebesgue_constant
+    figures = f"{code!r}, {count} responders, Lebesgue constant {decoder.lebesgue_constant:.3g}"
+    if not loss < _REFUSE:
+        raise UnsafeDecode(
+            f"decoding would amplify rounding (eps {epsilon:.1e}) to {loss:.1e} of the answer ({figures}): wait for "
+            "more workers, use a higher precision, or a code with a smaller noise amplification"
+        )
+    if loss > _WARN:
+        warnings.warn(
+            ApproximationWarning(f"rounding may cost {loss:.1e} of the answer ({figures})"), stacklevel=_outside()
+        )
+    if code.approximate and decoder.residual > _COARSE * math.sqrt(len(decoder.matrix)):
+        warnings.warn(
+            ApproximationWarning(
+                f"{count} answers for {len(decoder.matrix)} blocks, or a gap among them, leave a coarse estimate: even "
+                f"the identity would be recovered with a residual of {decoder.residual:.3g} where nothing at all "
+                f"leaves {math.sqrt(len(decoder.matrix)):.3g} ({figures}); wait for more workers"
+            ),
+            stacklevel=_outside(),
+        )
+
+
+def _outside() -> int:
+    """Stack level of the caller of `map`: check, use, gather, map."""
+    return 5

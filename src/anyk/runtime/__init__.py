@@ -1,0 +1,37 @@
+"""The runtime: workers, stop rules, faults and the one gather loop. It knows no concrete code."""
+
+from .executors import ExecutorWorkers
+from .faults import Corrupt, Crash, FaultyWorkers, Hang, Raise, Slow, random_faults
+from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
+from .processes import LocalWorkers
+from .simulated import SimulatedWorkers
+from .stop import All, Deadline, FirstK, StopRule, Sufficient
+from .threads import ThreadWorkers
+from .workers import Event, Failure, Workers
+
+__all__ = [
+    "All",
+    "Corrupt",
+    "Crash",
+    "Deadline",
+    "Deterministic",
+    "Event",
+    "ExecutorWorkers",
+    "Failure",
+    "FaultyWorkers",
+    "FirstK",
+    "Hang",
+    "LocalWorkers",
+    "LogNormal",
+    "Pareto",
+    "Raise",
+    "ShiftedExponential",
+    "SimulatedWorkers",
+    "Slow",
+    "StopRule",
+    "Sufficient",
+    "ThreadWorkers",
+    "Trace",
+    "Workers",
+    "random_faults",
+]

@@ -1,0 +1,75 @@
+"""What happens in a round, as plain records that progress bars, logs and plots subscribe to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["RoundEvent", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent:
+    """One thing that happened.
+
+    Attributes
+    ----------
+    kind : {"started", "submitted", "answered", "failed", "late", "restarted", "ended"}
+        ``"late"``: the answer to an earlier round came and was dropped.
+    round : int
+        Counts from 0 in the life of the workers.
+    seconds : float
+        Since the start of the round, on the workers' clock.
+    worker : int or None
+    detail : Any
+        The number of workers (started), the reason (failed).
+    """
+
+    kind: Literal["started", "submitted", "answered", "failed", "late", "restarted", "ended"]
+    round: int
+    seconds: float
+    worker: int | None = None
+    detail: Any = None
+
+
+@dataclass
+class Run:
+    """The record of one round.
+
+    Attributes
+    ----------
+    round : int
+    workers : tuple of int
+        Workers that had something to do.
+    responders : tuple of int
+        Workers whose replies were used, sorted.
+    stragglers : tuple of int
+        Workers that were still at work when the round stopped; their replies will be dropped.
+    skipped : tuple of int
+        Workers that were busy with an earlier round all the time.
+    failed : dict of int to str
+        Workers whose function raised, that were lost, or whose reply was refused (NaN, another shape, ...), and why.
+    seconds : float
+        From the start of the round to its stop, without encoding and decoding.
+    encode_seconds, decode_seconds : float
+        Time of the master.
+    answered_at : dict of int to float
+        Seconds after the start at which each valid or refused reply arrived.
+    worker_seconds : dict of int to float
+        Time that each worker spent on its task, by its own clock.
+    stopped_by : str
+        The stop rule.
+    """
+
+    round: int = 0
+    workers: tuple[int, ...] = ()
+    responders: tuple[int, ...] = ()
+    stragglers: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+    failed: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    answered_at: dict[int, float] = field(default_factory=dict)
+    worker_seconds: dict[int, float] = field(default_factory=dict)
+    stopped_by: str = ""

@@ -1,0 +1,58 @@
+"""A progress bar that shows who has answered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .events import RoundEvent
+
+__all__ = ["progress_bar"]
+
+_MARKS = {"submitted": "·", "answered": "█", "failed": "x", "late": "·"}
+
+
+def progress_bar(wanted: bool | None, workers: int) -> Callable[[RoundEvent], None] | None:
+    """A subscriber that draws one mark per worker, or None where no bar is wanted.
+
+    Parameters
+    ----------
+    wanted : bool or None
+        None: only on a terminal, and only for rounds that last longer than half a second.
+    workers : int
+    """
+    if wanted is None and not sys.stderr.isatty():
+        return None
+    return _Bar(bool(wanted), workers)
+
+
+class _Bar:
+    def __init__(self, at_once: bool, workers: int) -> None:
+        self.at_once = at_once
+        self.marks = [" "] * workers
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __call__(self, event: RoundEvent) -> None:
+        if event.worker is not None and event.worker < len(self.marks) and event.kind in _MARKS:
+            self.marks[event.worker] = _MARKS[event.kind]
+        if self.bar is None and (event.kind == "ended" or not (self.at_once or event.seconds > 0.5)):
+            return
+        if self.bar is None:
+            self._open()
+        answered = self.marks.count("█")
+        shown = "".join(self.marks) if len(self.marks) <= 64 else ""
+        self.bar.update(self.task, completed=answered, marks=shown)
+        if event.kind == "ended":
+            self.bar.stop()
+            self.bar = None
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = [TextColumn("answered"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[marks]}")]
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        self.task = self.bar.add_task("round", total=len(self.marks), marks="")
+        self.bar.start()

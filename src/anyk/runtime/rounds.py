@@ -1,0 +1,334 @@
+"""The one gather loop.
+
+It owns what no engine has to know: at most one task in flight per worker (a worker that is busy with an earlier round is
+fed the newest round's task as soon as it is free), (round, worker) tokens and the dropping of late replies, stop rules,
+the screening of replies, and the restart of lost workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import blocks as _blocks
+from ..errors import DisagreeingReplies, TaskFailed, TooFewResponders
+from .events import RoundEvent, Run
+from .faults import Fault, run_faulty
+from .stop import Progress, StopRule
+from .workers import Event, Failure, Workers
+
+__all__ = ["Reply", "gather"]
+
+Send = Callable[[Sequence[int]], Iterator[tuple[int, Any, tuple[Any, ...]]]]
+
+
+@dataclass
+class _Ledger:
+    """What the core remembers of a set of workers from round to round."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    rounds: int = 0
+    busy: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+
+_ledgers: weakref.WeakKeyDictionary[Any, _Ledger] = weakref.WeakKeyDictionary()
+_ledgers_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A valid reply: the leaves as NumPy arrays (perhaps views of a worker's memory), and their structure."""
+
+    native: list[Any]
+    arrays: list[NDArray[Any]]
+    spec: Any
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Equal for replies that can be combined."""
+        return (self.spec, *((array.shape, array.dtype.str) for array in self.arrays))
+
+    def value(self) -> Any:
+        """The reply as an own copy in the worker's library."""
+        import optree
+
+        leaves = [_blocks.from_numpy(a.copy(), like) for a, like in zip(self.arrays, self.native, strict=True)]
+        return optree.tree_unflatten(self.spec, leaves)
+
+
+def _finite(array: NDArray[Any]) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduce(array, axis=None)  # one fast pass; only a total that is not finite needs a closer look
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def _screen(value: Any, allow_nan: bool) -> Reply | str:
+    """A reply, or the reason for refusing it."""
+    if value is None:
+        return "returned None"
+    native, spec = _blocks.flatten(value)
+    if any(leaf is None for leaf in native):
+        return "returned None inside a container"
+    try:
+        arrays = [_blocks.to_numpy(leaf) for leaf in native]
+    except TypeError as error:
+        return f"returned something else than numbers: {error}"
+    if not arrays:
+        return "returned an empty container"
+    if not allow_nan:
+        for array in arrays:
+            if not _finite(array):
+                bad = int(array.size - np.isfinite(array).sum())
+                return f"returned {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf) of {array.size}"
+    return Reply(native, arrays, spec)
+
+
+class _Round:
+    """One round in progress."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        ledger: _Ledger,
+        who: Sequence[int],
+        send: Send,
+        faults: Mapping[int, Fault],
+        allow_nan: bool,
+        notify: Callable[[RoundEvent], None],
+    ) -> None:
+        self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
+        self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
+        self.number = ledger.rounds
+        self.start = workers.time()
+        self.pending: set[int] = set()
+        self.waiting: set[int] = set()  # busy with an earlier round
+        self.groups: dict[tuple[Any, ...], dict[int, Reply]] = {}
+        self.best: dict[int, Reply] = {}
+        self.failures: dict[int, Failure] = {}
+        self.run = Run(round=self.number, workers=tuple(who))
+
+    def elapsed(self) -> float:
+        return self.workers.time() - self.start
+
+    def tell(self, kind: Any, worker: int | None = None, detail: Any = None) -> None:
+        self.notify(RoundEvent(kind, self.number, self.elapsed(), worker, detail))
+
+    def fail(self, worker: int, reason: str, failure: Failure | None = None) -> None:
+        self.run.failed[worker] = reason
+        if failure is not None:
+            self.failures[worker] = failure
+        self.tell("failed", worker, reason)
+
+    def restart(self, worker: int) -> bool:
+        """Bring a lost worker back; its state is gone."""
+        if self.workers.drop(worker, restart=True):
+            self.ledger.lost.pop(worker, None)
+            self.tell("restarted", worker)
+            return True
+        return False
+
+    def begin(self) -> None:
+        """Hear what came since the last round, then feed everybody who is free."""
+        for event in self.workers.poll(0):
+            self.late(event)
+        free = []
+        for worker in self.who:
+            if worker in self.ledger.busy:
+                self.waiting.add(worker)
+            elif worker in self.ledger.lost and not self.restart(worker):
+                self.fail(worker, f"lost: {self.ledger.lost[worker]}")
+            else:
+                free.append(worker)
+        self.start = self.workers.time()
+        self.tell("started", detail=len(self.who))
+        self.submit(free)
+
+    def submit(self, who: Sequence[int]) -> None:
+        for worker, fn, args in self.send(who):
+            token = (self.number, worker)
+            self.ledger.busy[worker] = token
+            self.pending.add(worker)
+            if worker in self.faults:
+                self.workers.submit(worker, token, run_faulty, self.faults[worker], fn, *args)
+            else:
+                self.workers.submit(worker, token, fn, *args)
+            self.tell("submitted", worker)
+
+    def late(self, event: Event) -> bool:
+        """Take note of an event that belongs to no task of this round; whether the worker became free by it."""
+        worker = event.worker
+        if event.kind == "lost":
+            self.ledger.busy.pop(worker, None)
+            self.ledger.lost[worker] = str(event.value)
+            return True
+        if event.kind != "joined" and self.ledger.busy.get(worker) == event.token:
+            del self.ledger.busy[worker]
+            self.tell("late", worker)
+            return True
+        return False
+
+    def handle(self, event: Event) -> None:
+        worker = event.worker
+        if worker not in self.pending or (event.kind != "lost" and event.token != (self.number, worker)):
+            if self.late(event) and worker in self.waiting:
+                self.waiting.discard(worker)
+                if worker not in self.ledger.lost or self.restart(worker):
+                    self.submit([worker])
+                else:
+                    self.fail(worker, f"lost: {self.ledger.lost[worker]}")
+            return
+        if event.kind == "joined":
+            return
+        self.pending.discard(worker)
+        self.ledger.busy.pop(worker, None)
+        if event.kind == "lost":
+            self.ledger.lost[worker] = str(event.value)
+            self.fail(worker, f"lost: {event.value}")
+            return
+        self.run.answered_at[worker] = self.elapsed()
+        if event.seconds is not None:
+            self.run.worker_seconds[worker] = event.seconds
+        if event.kind == "error":
+            self.fail(worker, f"raised {event.value.type}: {event.value.message}", event.value)
+            return
+        reply = _screen(event.value, self.allow_nan)
+        if isinstance(reply, str):
+            wrong_type = not reply.endswith(")") and "non-finite" not in reply
+            self.fail(worker, reply, Failure("TypeError", reply, f"TypeError: {reply}") if wrong_type else None)
+            return
+        group = self.groups.setdefault(reply.signature, {})
+        group[worker] = reply
+        if len(group) > len(self.best):
+            self.best = group
+        self.tell("answered", worker)
+
+    def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
+        """Gather until the rule is met (True) or can no longer be met (False)."""
+        while True:
+            progress = Progress(self.best.keys(), self.pending | self.waiting, self.elapsed(), sufficient)
+            if stop.met(progress):
+                return True
+            if not progress.pending or not stop.possible(progress):
+                return False
+            due = [at - progress.elapsed for at in stop.wakeups() if at > progress.elapsed]
+            for event in self.workers.poll(min(due, default=None)):
+                self.handle(event)
+
+    def finish(self, stop: StopRule) -> None:
+        """Settle the record; the minority whose replies look different has failed."""
+        self.run.seconds = self.elapsed()
+        rivals = [group for group in self.groups.values() if len(group) == len(self.best)]
+        if len(rivals) > 1:
+            shapes = " against ".join(
+                f"{_blocks.describe(one.spec, one.arrays)} from workers {_some(group)}"
+                for group in rivals
+                for one in [next(iter(group.values()))]
+            )
+            raise DisagreeingReplies(f"the workers' replies do not agree and neither is the majority: {shapes}")
+        if self.best:
+            usual = next(iter(self.best.values()))
+            for group in self.groups.values():
+                for worker, reply in group.items() if group is not self.best else ():
+                    self.fail(
+                        worker,
+                        f"returned {_blocks.describe(reply.spec, reply.arrays)} where the majority returned "
+                        f"{_blocks.describe(usual.spec, usual.arrays)}",
+                    )
+        self.run.responders = tuple(sorted(self.best))
+        self.run.stragglers = tuple(sorted(self.pending))
+        self.run.skipped = tuple(sorted(self.waiting))
+        self.run.stopped_by = repr(stop)
+        self.tell("ended")
+
+
+def _some(workers: Iterable[int], most: int = 8) -> str:
+    listed = sorted(workers)
+    return ", ".join(map(str, listed[:most])) + (", ..." if len(listed) > most else "")
+
+
+def shortfall(run: Run, arrived: dict[int, Any], failures: Mapping[int, Failure], why: str) -> Exception:
+    """The error for a round that did not bring enough, with the worker's own traceback where a function raised."""
+    counts = [f"{len(run.responders)} of {len(run.workers)} workers answered"]
+    for word, who in (("still at work", run.stragglers), ("busy with an earlier round", run.skipped)):
+        if who:
+            counts.append(f"{len(who)} {word} ({_some(who)})")
+    if run.failed:
+        counts.append(f"{len(run.failed)} failed ({_some(run.failed)})")
+    summary = f"{why}: {', '.join(counts)} after {run.seconds:.3g} s"
+    if failures:
+        first = min(failures)
+        return TaskFailed(
+            f"the function failed on worker {first}: {failures[first].type}: {failures[first].message}\n{summary}\n"
+            f"--- traceback of worker {first} ---\n{failures[first].traceback}",
+            first,
+            failures[first].traceback,
+            arrived,
+            run,
+        )
+    reasons = "".join(f"\n  worker {worker} {run.failed[worker]}" for worker in sorted(run.failed)[:4])
+    return TooFewResponders(summary + reasons, arrived, run)
+
+
+def ledger_of(workers: Workers) -> _Ledger:
+    """The core's memory of these workers."""
+    with _ledgers_lock:
+        return _ledgers.setdefault(workers, _Ledger())
+
+
+def gather(
+    workers: Workers,
+    who: Sequence[int],
+    send: Send,
+    stop: StopRule,
+    sufficient: Callable[[Collection[int]], bool],
+    *,
+    faults: Mapping[int, Fault] | None = None,
+    allow_nan: bool = False,
+    notify: Callable[[RoundEvent], None] = lambda event: None,
+    use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
+) -> Any:
+    """Run one round and hand the replies to `use` while they are still valid.
+
+    Parameters
+    ----------
+    workers : Workers
+    who : indices of the workers that have something to do
+    send : callable
+        ``send(indices)`` yields (worker, fn, args) for each of them; called again when a busy worker becomes free.
+    stop : StopRule
+    sufficient : callable
+        Whether a collection of responders can be decoded.
+    faults : mapping worker -> fault, for this round
+    allow_nan : bool
+        Accept replies with NaN or infinity.
+    notify : callable
+        Receives every `RoundEvent`.
+    use : callable
+        ``use(replies, run, error)`` makes the result; ``error(why)`` builds the exception for replies that do not do.
+
+    Raises
+    ------
+    TooFewResponders, TaskFailed, DisagreeingReplies
+    """
+    ledger = ledger_of(workers)
+    with ledger.lock:
+        current = _Round(workers, ledger, who, send, faults or {}, allow_nan, notify)
+        ledger.rounds += 1
+        current.begin()
+        met = current.wait(stop, sufficient)
+        current.finish(stop)
+
+        def error(why: str) -> Exception:
+            arrived = {worker: reply.value() for worker, reply in current.best.items()}
+            return shortfall(current.run, arrived, current.failures, why)
+
+        if not met:
+            raise error(f"{stop!r} cannot be met")
+        return use({worker: current.best[worker] for worker in current.run.responders}, current.run, error)

@@ -1,0 +1,140 @@
+"""Workers on a virtual clock: thousands of them, no waiting, the same code path and results as real ones."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import WorkersClosed
+from .faults import Crash, Crashed, Hang, Slow, run_faulty
+from .latency import Latency, ShiftedExponential
+from .workers import Event, Failure, WorkersBase
+
+__all__ = ["SimulatedWorkers"]
+
+_ROWS_KEPT = 256  # a worker more rounds behind than this gets fresh draws
+
+
+class SimulatedWorkers(WorkersBase):
+    """`n` workers whose latencies are drawn from a model; functions really run, but only when an answer is waited for.
+
+    Parameters
+    ----------
+    n : int
+    latency : Latency
+        For example `Deterministic`, `ShiftedExponential` (default), `Pareto`, `LogNormal` or a recorded `Trace`.
+    slowness : (n,) array, optional
+        Factors on each worker's latencies: 2 is half as fast.
+    seed : int or numpy.random.Generator
+
+    Examples
+    --------
+    >>> import anyk
+    >>> workers = SimulatedWorkers(1000, latency=anyk.Pareto(shape=1.5), seed=1)
+    >>> result = anyk.map(np.tanh, np.linspace(-1, 1, 10), workers=workers, stop=anyk.FirstK(900))
+    >>> len(result.run.responders), result.run.seconds < 60
+    (900, True)
+    """
+
+    def __init__(
+        self,
+        n: int,
+        latency: Latency | None = None,
+        *,
+        slowness: ArrayLike | None = None,
+        seed: int | np.random.Generator = 0,
+    ) -> None:
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
+        self._n = n
+        self._latency = latency if latency is not None else ShiftedExponential()
+        self._slowness = np.ones(n) if slowness is None else np.asarray(slowness, dtype=np.float64)
+        if self._slowness.shape != (n,) or not (self._slowness > 0).all():
+            raise ValueError(f"slowness must hold {n} positive factors")
+        self._rng = np.random.default_rng(seed)
+        self._states: list[dict[str, Any]] = [{} for _ in range(n)]
+        self._tasks = [0] * n  # tasks that each worker has been given: its own count of rounds
+        self._drawn: dict[int, NDArray[np.float64]] = {}
+        self._queue: list[tuple[Any, ...]] = []
+        self._generation = [0] * n
+        self._sequence = 0
+        self._clock = 0.0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._n
+
+    def time(self) -> float:
+        """The virtual clock."""
+        return self._clock
+
+    def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
+        """Schedule a task; a fault bends its latency instead of sleeping."""
+        if self._closed:
+            raise WorkersClosed("these workers have been closed")
+        seconds = self._draw(worker)
+        if fn is run_faulty:
+            fault, fn, *rest = args
+            if isinstance(fault, Slow):
+                seconds += fault.seconds
+                args = tuple(rest)
+            elif isinstance(fault, Hang):
+                seconds = np.inf
+            elif isinstance(fault, Crash):
+                seconds, fn = fault.after, _crash
+            else:
+                fn = run_faulty
+        if np.isfinite(seconds):
+            self._sequence += 1
+            entry = (self._clock + seconds, self._sequence, self._generation[worker], worker, token, fn, args, seconds)
+            heapq.heappush(self._queue, entry)
+
+    def _draw(self, worker: int) -> float:
+        round = self._tasks[worker]
+        self._tasks[worker] += 1
+        if round not in self._drawn:
+            self._drawn[round] = self._latency.draw(self._rng, self._n, round) * self._slowness
+            if len(self._drawn) > _ROWS_KEPT:
+                self._drawn.pop(min(self._drawn))
+        return float(self._drawn[round][worker])
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        """Advance the clock to the next answer, by at most `timeout`."""
+        if self._closed:
+            raise WorkersClosed("these workers have been closed")
+        limit = np.inf if timeout is None else self._clock + timeout
+        while self._queue and self._queue[0][0] <= limit:
+            at, _, generation, worker, token, fn, args, seconds = heapq.heappop(self._queue)
+            if generation != self._generation[worker]:
+                continue
+            self._clock = max(self._clock, at)
+            try:
+                return [Event(token, worker, "ok", fn(self._states[worker], *args), seconds)]
+            except Crashed:
+                return [Event(token, worker, "lost", "the worker crashed")]
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                return [Event(token, worker, "error", Failure.of(error), seconds)]
+        if timeout is None:
+            raise RuntimeError("no simulated worker will ever answer: all that are asked hang; add a Deadline")
+        self._clock = limit
+        return []
+
+    def drop(self, worker: int, restart: bool = True) -> bool:
+        """Forget the worker's task and state."""
+        self._generation[worker] += 1
+        self._states[worker] = {}
+        return True
+
+    def close(self) -> None:
+        """Nothing runs."""
+        self._closed = True
+        self._queue.clear()
+
+
+def _crash(state: dict[str, Any], *args: Any) -> Any:
+    raise Crashed

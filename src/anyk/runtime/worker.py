@@ -1,0 +1,119 @@
+"""The loop that a worker process runs: read a task, run it, write the reply."""
+
+from __future__ import annotations
+
+import array
+import os
+import pickle
+import random
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from . import faults, wire
+from .segments import Segment, capacity
+from .workers import Failure
+
+__all__ = ["resolve", "serve"]
+
+_published: dict[int, Any] = {}
+
+
+def resolve(number: int) -> Any:
+    """A published value, by its number; references in a task unpickle to this call."""
+    return _published[number]
+
+
+def _read(sock: socket.socket, count: int, descriptors: list[int]) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got, ancillary, *_ = sock.recvmsg_into([view], socket.CMSG_SPACE(4 * 16))
+        for level, kind, packed in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.extend(array.array("i", packed[: len(packed) // 4 * 4]))
+        if got == 0:
+            raise EOFError
+        view = view[got:]
+    return data
+
+
+class _Server:
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.segments: dict[int, Segment] = {}
+        self.state: dict[str, Any] = {}
+        self.outbox: Segment | None = None
+        self.outbox_number = 0
+        self.announce: list[int] = []
+
+    def place(self, nbytes: int) -> tuple[int, Segment] | None:
+        """The outgoing segment, made larger when a reply needs it."""
+        if self.outbox is None or self.outbox.size < nbytes:
+            try:
+                self.outbox = Segment.create(capacity(nbytes))
+            except OSError:
+                return None
+            self.outbox_number += 1
+            self.announce = [self.outbox.fd]
+        return self.outbox_number, self.outbox
+
+    def load(self, packed: bytes, table: list[tuple[int, int, int]]) -> Any:
+        """Unpickle what the master sent; large buffers lie in shared memory."""
+        return pickle.loads(packed, buffers=[self.segments[n].view[o : o + size] for n, o, size in table])
+
+    def task(self, data: bytearray, descriptors: list[int]) -> tuple[int, bytes]:
+        """Run one task; the kind and payload of the answer."""
+        start = time.monotonic()
+        try:
+            opened, closed, defined, forgotten, packed, table = pickle.loads(data)
+            for number in closed:
+                self.segments.pop(number).close()
+            for number, size, readonly in opened:
+                self.segments[number] = Segment(descriptors.pop(0), size, number, readonly=readonly)
+            for number, value, buffers in defined:
+                _published[number] = self.load(value, buffers)
+            fn, args = self.load(packed, table)
+            for number in forgotten:
+                _published.pop(number, None)
+            value = fn(self.state, *args)
+            payload, _ = wire.encode_reply(value, time.monotonic() - start, self.place)
+            return wire.REPLY, payload
+        except BaseException as error:
+            return wire.FAILURE, wire.encode_failure(Failure.of(error), time.monotonic() - start)
+
+    def run(self) -> None:
+        self.sock.sendall(wire.frame(wire.HELLO, 0, b""))
+        while True:
+            descriptors: list[int] = []
+            try:
+                _, _, sequence, length = wire.parse_header(_read(self.sock, wire.HEADER.size, descriptors))
+                data = _read(self.sock, length, descriptors)
+            except EOFError:
+                return
+            kind, payload = self.task(data, descriptors)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            message = wire.frame(kind, sequence, payload, len(self.announce))
+            if self.announce:
+                sent = socket.send_fds(self.sock, [message], self.announce)
+                self.announce = []
+                self.sock.sendall(memoryview(message)[sent:])
+            else:
+                self.sock.sendall(message)
+
+
+def serve(sock: socket.socket) -> None:
+    """Serve until the master closes its end."""
+    faults.dedicated_process = True
+    random.seed()
+    np.random.seed()  # noqa: NPY002  forked siblings would share one legacy stream
+    try:
+        _Server(sock).run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        os._exit(0)
