@@ -30,7 +30,7 @@ from .runtime.workers import Workers
 
 __all__ = ["Result", "map"]
 
-_WARN, _REFUSE = 1e-3, 0.1  # share of an answer that rounding may cost
+_WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
 _COARSE = 0.6  # relative residual for the identity; random stragglers stay below it, a gap at an end does not
 
 

@@ -1,6 +1,6 @@
 """The one gather loop.
 
-It owns what no engine has to know: at most one task in flight per worker (a worker that is busy with an earlier round is
+It owns what no engine has to know: at most one task in flight per worker (one that is busy with an earlier round is
 fed the newest round's task as soon as it is free), (round, worker) tokens and the dropping of late replies, stop rules,
 the screening of replies, and the restart of lost workers.
 """
