@@ -29,7 +29,7 @@ from .errors import BlocksError
 __all__ = ["Blocks", "Leaf", "as_matrix", "combine", "describe", "from_numpy", "split", "stack", "to_numpy"]
 
 Array = NDArray[Any]
-_SCRATCH_BYTES = 1 << 20  # a slice of all blocks that stays in cache while it is combined
+_SCRATCH_BYTES = 1 << 22  # a slice of all blocks that stays in cache while it is combined
 
 
 def raw_numpy(leaf: Any) -> Array:
@@ -285,14 +285,16 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
     if isinstance(outs, np.ndarray) and isinstance(leaf.rows, np.ndarray) and outs.dtype == weights.dtype:
         np.matmul(weights, leaf.rows, out=outs)
         return
+    # Gathering a slice beats handing BLAS a strided view of it, whose rows collide in the cache.
     width = max(256, _SCRATCH_BYTES // (len(leaf.rows) * working.itemsize))
-    scratch = np.empty((len(leaf.rows), min(width, leaf.size)), working)
+    gathered = np.empty((len(leaf.rows), min(width, leaf.size)), working)
+    results = np.empty((len(matrix), gathered.shape[1]), weights.dtype)
     for start in range(0, leaf.size, width):
         stop = min(start + width, leaf.size)
-        here = scratch[:, : stop - start]
+        here = gathered[:, : stop - start]
         for row, source in zip(here, leaf.rows, strict=True):
             row[...] = source[start:stop]
-        product = weights @ here
+        product = np.matmul(weights, here, out=results[:, : stop - start])
         for out, row in zip(outs, product, strict=True):
             out[start:stop] = row
 
