@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,15 +212,21 @@ class _Round:
 
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
+        arrived: deque[Event] = deque()
         while True:
-            progress = Progress(self.best.keys(), self.pending | self.waiting, self.elapsed(), sufficient)
+            pending = self.pending | self.waiting if self.waiting else self.pending
+            progress = Progress(self.best.keys(), pending, self.elapsed(), sufficient)
             if stop.met(progress):
+                while arrived:  # in the same breath, but after the reply that counted
+                    self.late(arrived.popleft())
                 return True
-            if not progress.pending or not stop.possible(progress):
-                return False
-            due = [at - progress.elapsed for at in stop.wakeups() if at > progress.elapsed]
-            for event in self.workers.poll(min(due, default=None)):
-                self.handle(event)
+            if not arrived:
+                if not pending or not stop.possible(progress):
+                    return False
+                due = [at - progress.elapsed for at in stop.wakeups() if at > progress.elapsed]
+                arrived.extend(self.workers.poll(min(due, default=None)))
+            if arrived:
+                self.handle(arrived.popleft())
 
     def finish(self, stop: StopRule) -> None:
         """Settle the record; the minority whose replies look different has failed."""
