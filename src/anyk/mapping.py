@@ -31,6 +31,7 @@ from .runtime.workers import Workers
 __all__ = ["Result", "map"]
 
 _WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
+_SMALL = 1 << 14  # bytes; smaller coded blocks are made in one product and sent inside the messages
 _COARSE = 0.6  # relative residual for the identity; random stragglers stay below it, a gap at an end does not
 
 
@@ -232,13 +233,22 @@ def map(
             engine = stack.enter_context(LocalWorkers(chosen.workers))
         job = engine.publish((fn, parts.spec, [leaf.shape for leaf in parts.leaves], _libraries(parts)))
         encoding = [0.0]
+        small = max((leaf.size * leaf.dtype.itemsize for leaf in parts.leaves), default=0) < _SMALL
 
         def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
             begun = time.perf_counter()
+            rows = generator[list(who)]
             layouts = [((leaf.size,), _coded_dtype(generator, leaf.dtype)) for leaf in parts.leaves]
-            outs = [engine.allocate(worker, layouts) for worker in who]
-            for index, leaf in enumerate(parts.leaves):
-                _blocks.apply(generator[list(who)], leaf, [out[index] for out in outs])
+            outs: Sequence[Sequence[NDArray[Any]]]
+            if small:
+                together = [np.empty((len(who), *shape), dtype) for shape, dtype in layouts]
+                outs = list(zip(*together, strict=True)) if together else [()] * len(who)
+                targets: list[Any] = together
+            else:
+                outs = [engine.allocate(worker, layouts) for worker in who]
+                targets = [[out[index] for out in outs] for index in range(len(layouts))]
+            for leaf, target in zip(parts.leaves, targets, strict=True):
+                _blocks.apply(rows, leaf, target)
             encoding[0] += time.perf_counter() - begun
             for worker, out in zip(who, outs, strict=True):
                 yield worker, _evaluate, (job, *out)
@@ -270,7 +280,7 @@ def map(
             chosen.sufficient,
             faults=faults,
             allow_nan=allow_nan,
-            notify=notify,
+            notify=notify if listeners else None,
             use=use,
         )
         return result

@@ -248,10 +248,10 @@ class LocalWorkers(WorkersBase):
         forgotten = list(each.known & self._forgotten)
         each.known = (each.known | {ref.number for ref in refs}) - self._forgotten
         each.token, each.sequence, each.holds = token, next(self._numbers), [refs, args]
-        message = (opened, closed, defined, forgotten, packed, table)
-        self._send(
-            worker, wire.frame(wire.TASK, each.sequence, pickle.dumps(message, 5), len(descriptors)), descriptors
-        )
+        news = (opened, closed, defined, forgotten, table)
+        prefix = pickle.dumps(news, 5) if any(news) else b""
+        payload = wire.LENGTH.pack(len(prefix)) + prefix + packed
+        self._send(worker, wire.frame(wire.TASK, each.sequence, payload, len(descriptors)), descriptors)
 
     def _locate(self, each: _Worker, buffers: list[pickle.PickleBuffer]) -> list[tuple[int, int, int]] | None:
         """Where the buffers lie in the worker's inbox; they are copied there unless they were allocated there."""

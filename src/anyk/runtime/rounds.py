@@ -64,7 +64,12 @@ class Reply:
         return optree.tree_unflatten(self.spec, leaves)
 
 
+_LEAF = _blocks.flatten(0.0)[1]
+
+
 def _finite(array: NDArray[Any]) -> bool:
+    if array.size < 64:
+        return bool(np.isfinite(array).all())
     with np.errstate(over="ignore", invalid="ignore"):
         total = np.add.reduce(array, axis=None)  # one fast pass; only a total that is not finite needs a closer look
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
@@ -74,7 +79,7 @@ def _screen(value: Any, allow_nan: bool) -> Reply | str:
     """A reply, or the reason for refusing it."""
     if value is None:
         return "returned None"
-    native, spec = _blocks.flatten(value)
+    native, spec = ([value], _LEAF) if type(value) is np.ndarray else _blocks.flatten(value)
     if any(leaf is None for leaf in native):
         return "returned None inside a container"
     try:
@@ -102,7 +107,7 @@ class _Round:
         send: Send,
         faults: Mapping[int, Fault],
         allow_nan: bool,
-        notify: Callable[[RoundEvent], None],
+        notify: Callable[[RoundEvent], None] | None,
     ) -> None:
         self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
         self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
@@ -119,7 +124,8 @@ class _Round:
         return self.workers.time() - self.start
 
     def tell(self, kind: Any, worker: int | None = None, detail: Any = None) -> None:
-        self.notify(RoundEvent(kind, self.number, self.elapsed(), worker, detail))
+        if self.notify is not None:
+            self.notify(RoundEvent(kind, self.number, self.elapsed(), worker, detail))
 
     def fail(self, worker: int, reason: str, failure: Failure | None = None) -> None:
         self.run.failed[worker] = reason
@@ -298,7 +304,7 @@ def gather(
     *,
     faults: Mapping[int, Fault] | None = None,
     allow_nan: bool = False,
-    notify: Callable[[RoundEvent], None] = lambda event: None,
+    notify: Callable[[RoundEvent], None] | None = None,
     use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
 ) -> Any:
     """Run one round and hand the replies to `use` while they are still valid.
@@ -315,7 +321,7 @@ def gather(
     faults : mapping worker -> fault, for this round
     allow_nan : bool
         Accept replies with NaN or infinity.
-    notify : callable
+    notify : callable, optional
         Receives every `RoundEvent`.
     use : callable
         ``use(replies, run, error)`` makes the result; ``error(why)`` builds the exception for replies that do not do.

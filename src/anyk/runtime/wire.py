@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 HEADER = struct.Struct("<4sBBHQQ")
+LENGTH = struct.Struct("<I")
 MAGIC = b"ANYK"
 HELLO, TASK, REPLY, FAILURE = range(4)
 MAX_TEXT = 1 << 24  # bytes of a reply's header or a traceback
@@ -110,7 +111,7 @@ def encode_reply(value: Any, seconds: float, place: Callable[[int], tuple[int, S
                 for leaf, a, o in zip(native, arrays, offsets, strict=True)], number, seconds],
         separators=(",", ":"),
     ).encode()  # fmt: skip
-    return struct.pack("<I", len(header)) + header + inline, total if placed is not None else 0
+    return LENGTH.pack(len(header)) + header + inline, total if placed is not None else 0
 
 
 def decode_reply(payload: memoryview, segment: Callable[[int], Segment]) -> tuple[Any, float]:
@@ -122,10 +123,10 @@ def decode_reply(payload: memoryview, segment: Callable[[int], Segment]) -> tupl
         Whatever is wrong with it.
     """
     try:
-        (length,) = struct.unpack_from("<I", payload)
+        (length,) = LENGTH.unpack_from(payload)
         if length > MAX_TEXT or 4 + length > len(payload):
             raise Malformed("the header is too long")
-        spec, leaves, number, seconds = json.loads(bytes(payload[4 : 4 + length]))
+        spec, leaves, number, seconds = json.loads(str(payload[4 : 4 + length], "utf-8"))
         buffer = payload[4 + length :] if number == -1 else segment(number).view
         arrays = [_leaf(buffer, *leaf) for leaf in leaves]
         return _rebuild(spec, arrays), float(seconds)

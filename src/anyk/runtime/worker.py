@@ -9,6 +9,7 @@ import random
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class _Server:
             self.announce = [self.outbox.fd]
         return self.outbox_number, self.outbox
 
-    def load(self, packed: bytes, table: list[tuple[int, int, int]]) -> Any:
+    def load(self, packed: bytes | memoryview, table: Sequence[tuple[int, int, int]]) -> Any:
         """Unpickle what the master sent; large buffers lie in shared memory."""
         return pickle.loads(packed, buffers=[self.segments[n].view[o : o + size] for n, o, size in table])
 
@@ -69,14 +70,16 @@ class _Server:
         """Run one task; the kind and payload of the answer."""
         start = time.monotonic()
         try:
-            opened, closed, defined, forgotten, packed, table = pickle.loads(data)
+            view = memoryview(data)[wire.LENGTH.size :]
+            (length,) = wire.LENGTH.unpack_from(data)
+            opened, closed, defined, forgotten, table = pickle.loads(view[:length]) if length else ((), (), (), (), ())
             for number in closed:
                 self.segments.pop(number).close()
             for number, size, readonly in opened:
                 self.segments[number] = Segment(descriptors.pop(0), size, number, readonly=readonly)
             for number, value, buffers in defined:
                 _published[number] = self.load(value, buffers)
-            fn, args = self.load(packed, table)
+            fn, args = self.load(view[length:], table)
             for number in forgotten:
                 _published.pop(number, None)
             value = fn(self.state, *args)
