@@ -31,8 +31,8 @@ class LagrangeCode(DataCode):
     degree : int
         Total degree of f as a polynomial; 1 for linear maps.
     below_threshold : {"raise", "least-squares"}
-        What `decoder` does with fewer answers: raise `TooFewResponders`, or return the minimum-norm least-squares
-        answer, which is approximate.
+        What `decoder` does with fewer answers: raise `TooFewResponders`, or pass the smoothest polynomial of the known
+        degree through them, which is approximate, and exact for constants.
 
     Examples
     --------
@@ -93,4 +93,11 @@ class LagrangeCode(DataCode):
                 f"{count} responders are fewer than the threshold {need} = (blocks - 1) * degree + 1 of {self!r}: "
                 "wait for more, or pass below_threshold='least-squares' for an approximate answer"
             )
-        return least_squares_decoder(chebyshev_basis(nodes, need - 1), chebyshev_basis(self.data_nodes, need - 1))
+        at_nodes, at_data = chebyshev_basis(nodes, need - 1), chebyshev_basis(self.data_nodes, need - 1)
+        if count >= need:
+            return least_squares_decoder(at_nodes, at_data)
+        # Chebyshev polynomials of high degree look like low ones on few nodes: without a price on the degree, half of
+        # a constant would be read as a wiggle that vanishes at the data nodes.
+        price = (1.0 + np.arange(need)) ** 2
+        matrix = least_squares_decoder(at_nodes / price, at_data / price)
+        return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
