@@ -85,7 +85,18 @@ class TaskFailed(AnykError, RuntimeError):
 
 
 class DisagreeingReplies(AnykError):
-    """As many workers returned one structure, shape or dtype as returned another."""
+    """As many workers returned one structure, shape or dtype as returned another.
+
+    Attributes
+    ----------
+    arrived, run
+        As in `TooFewResponders`; of the replies, those that look like the first.
+    """
+
+    def __init__(self, message: str, arrived: dict[int, Any] | None = None, run: Any = None) -> None:
+        super().__init__(message)
+        self.arrived: dict[int, Any] = arrived or {}
+        self.run = run
 
 
 class NotPicklable(AnykError, TypeError):

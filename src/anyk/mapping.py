@@ -24,7 +24,7 @@ from .runtime.events import RoundEvent, Run
 from .runtime.faults import Fault
 from .runtime.processes import LocalWorkers
 from .runtime.progress import progress_bar
-from .runtime.rounds import Reply, gather
+from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import FirstK, StopRule, Sufficient
 from .runtime.workers import Workers
 
@@ -85,7 +85,8 @@ def _order_of(order: Any, parts: Blocks, approximate: bool) -> NDArray[np.intp] 
     if isinstance(order, str):
         if order not in ("auto", "path"):
             raise ValueError(f"order must be 'auto', 'path', None or a permutation of the blocks, got {order!r}")
-        return path_order(_blocks.features(parts))
+        features = _blocks.features(parts)
+        return path_order(features) if features.shape[1] else None
     permutation = np.asarray(order)
     if permutation.shape != (parts.count,) or not np.array_equal(np.sort(permutation), np.arange(parts.count)):
         raise ValueError(f"order must be a permutation of 0..{parts.count - 1}, got {order!r}")
@@ -195,7 +196,7 @@ def map(
     >>> import numpy as np, anyk
     >>> x = np.linspace(0, 1, 5)
     >>> with anyk.ThreadWorkers(20) as workers:
-    ...     result = anyk.map(np.exp, x, workers=workers, stop=anyk.FirstK(15), faults={3: anyk.Raise()})
+    ...     result = anyk.map(np.exp, x, workers=workers, stop=anyk.All(), faults={3: anyk.Raise()})
     >>> bool(np.abs(result.value - np.exp(x)).max() < 0.05), 3 in result.run.responders
     (True, False)
     """
@@ -208,29 +209,37 @@ def map(
         parts.require_finite("blocks")
     if isinstance(workers, np.integer):
         workers = int(workers)
-    if workers is not None and not isinstance(workers, Workers | int):
+    if workers is not None and (isinstance(workers, type | bool) or not isinstance(workers, Workers | int)):
         raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
     chosen = _code_for(code, workers, parts.count)
     rule = stop if stop is not None else _default_stop(chosen)
     if not isinstance(rule, StopRule):
         raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
     rule.check(len(chosen.active))
-    for worker in faults or ():
+    if not isinstance(faults, Mapping | None):
+        raise TypeError(f"faults must be a mapping such as {{3: Slow(0.5)}}, got {faults!r}")
+    for worker, fault in (faults or {}).items():
+        if not isinstance(worker, int | np.integer) or not isinstance(fault, Fault):
+            raise TypeError(f"faults must map workers to faults such as Slow(0.5), got {worker!r}: {fault!r}")
         if not 0 <= worker < chosen.workers:
             raise ValueError(f"faults names worker {worker}, but there are workers 0..{chosen.workers - 1}")
     permutation = _order_of(order, parts, chosen.approximate)
     generator = chosen.generator if permutation is None else chosen.generator[:, np.argsort(permutation)]
-    listeners = [each for each in (on_event, progress_bar(progress, chosen.workers)) if each is not None]
-
-    def notify(event: RoundEvent) -> None:
-        for listener in listeners:
-            listener(event)
-
     with ExitStack() as stack:
+        bar = progress_bar(progress, chosen.workers)
+        if bar is not None:
+            stack.callback(bar.close)
+        listeners: list[Callable[[RoundEvent], None]] = [each for each in (on_event, bar) if each is not None]
+
+        def notify(event: RoundEvent) -> None:
+            for listener in listeners:
+                listener(event)
+
         if isinstance(workers, Workers):
             engine = workers
         else:
             engine = stack.enter_context(LocalWorkers(chosen.workers))
+        stack.enter_context(alone(engine))
         job = engine.publish((fn, parts.spec, [leaf.shape for leaf in parts.leaves], _libraries(parts)))
         encoding = [0.0]
         small = max((leaf.size * leaf.dtype.itemsize for leaf in parts.leaves), default=0) < _SMALL

@@ -50,6 +50,7 @@ class ExecutorWorkers(WorkersBase):
             raise ValueError("at least one executor is needed")
         self._names = [f"{uuid.uuid4().hex}-{worker}" for worker in range(len(self._executors))]
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lost: dict[int, str] = {}
         self._closed = False
 
     def __len__(self) -> int:
@@ -59,6 +60,9 @@ class ExecutorWorkers(WorkersBase):
         """Start a task."""
         if self._closed:
             raise WorkersClosed("these workers have been closed")
+        if worker in self._lost:
+            self._events.put(Event(token, worker, "lost", self._lost[worker]))
+            return
         try:
             packed = cloudpickle.dumps((fn, args))
         except Exception as error:
@@ -78,14 +82,17 @@ class ExecutorWorkers(WorkersBase):
             raise WorkersClosed("these workers have been closed")
         events: list[Event] = []
         try:
-            events.append(self._events.get(block=timeout != 0, timeout=timeout or None))
+            events.append(self._events.get(block=timeout is None or timeout > 0, timeout=timeout))
             while True:
                 events.append(self._events.get_nowait())
         except queue.Empty:
+            self._lost |= {event.worker: str(event.value) for event in events if event.kind == "lost"}
             return events
 
     def drop(self, worker: int, restart: bool = True) -> bool:
         """An executor cannot stop a running task."""
+        if self._closed:
+            raise WorkersClosed("these workers have been closed")
         return False
 
     def close(self) -> None:

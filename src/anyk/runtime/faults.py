@@ -37,11 +37,19 @@ class Crashed(BaseException):
     """A worker that shares the caller's process pretends to have died."""
 
 
+def _check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
+        raise ValueError(f"{name} must be a finite number of seconds, at least 0, got {value!r}")
+
+
 @dataclass(frozen=True)
 class Slow:
     """The worker starts `seconds` late."""
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        _check_seconds("seconds", self.seconds)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Sleep, then work."""
@@ -54,6 +62,9 @@ class Crash:
     """The worker is killed (SIGKILL) `after` seconds; in a thread it disappears instead."""
 
     after: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("after", self.after)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Die."""
@@ -179,7 +190,9 @@ class FaultyWorkers:
     """
 
     def __init__(self, workers: Workers, table: Mapping[tuple[int, int], Fault]) -> None:
-        for worker, round in table:
+        for (worker, round), fault in table.items():
+            if not isinstance(fault, Fault):
+                raise TypeError(f"the table must hold faults such as Slow(0.5), got {fault!r}")
             if not 0 <= worker < len(workers) or round < 0:
                 raise ValueError(f"no worker {worker} or round {round} among {len(workers)} workers, rounds from 0")
         self.workers = workers

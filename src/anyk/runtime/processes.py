@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..errors import NotPicklable, WorkersClosed
 from . import wire, worker
 from .segments import LARGE, Segment, aligned, capacity
-from .workers import Event, Failure, Layout, WorkersBase
+from .workers import Event, Failure, Layout, WorkersBase, whole
 from .zygote import Zygote
 
 __all__ = ["LocalWorkers"]
@@ -33,6 +33,7 @@ __all__ = ["LocalWorkers"]
 _HEAVY = ("numpy", "scipy", "scipy.linalg", "scipy.integrate", "torch", "sklearn", "pandas", "numba", "jax")
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _REMEMBERED = 8  # published values that are kept for the case that they are published again
+_numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
 _SPARE = 4  # shared segments that are kept for the next large value
 
 
@@ -101,19 +102,19 @@ class LocalWorkers(WorkersBase):
     >>> import anyk
     >>> with LocalWorkers(3) as workers:
     ...     result = anyk.map(lambda x: x**2, [1.0, 2.0], code=anyk.LagrangeCode(3, 2, degree=2), workers=workers)
-    >>> result.value
-    [np.float64(1.0), np.float64(4.0)]
+    >>> np.round(result.value, 6)
+    array([1., 4.])
     """
 
     def __init__(self, n: int, *, preload: Iterable[str] | None = None, threads: int = 1) -> None:
-        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise ValueError(f"n must be an integer of at least 1, got {n!r}")
+        n = whole(n)
         if sys.platform == "win32":
             raise OSError("LocalWorkers needs POSIX processes; use ThreadWorkers or ExecutorWorkers on Windows")
+        if isinstance(preload, str):
+            raise TypeError(f"preload must be a list of module names, got {preload!r}")
         self._setup = (_preload(preload), int(threads))
         self._zygote = Zygote(*self._setup)
         self._selector = selectors.DefaultSelector()
-        self._numbers = itertools.count(1)
         self._events: list[Event] = []
         self._refs: list[Ref] = []  # most recent last
         self._free: list[Segment] = []
@@ -122,7 +123,7 @@ class LocalWorkers(WorkersBase):
         self._closed = False
         self._workers: list[_Worker] = []
         try:
-            self._workers += [self._start(index) for index in range(int(n))]
+            self._workers += [self._start(index) for index in range(n)]
         except BaseException:
             self.close()
             raise
@@ -169,7 +170,7 @@ class LocalWorkers(WorkersBase):
                     self._refs.append(ref)
                     return ref
         segment, table = None, []
-        number = next(self._numbers)
+        number = next(_numbers)
         if buffers:
             size = sum(aligned(buffer.raw().nbytes) for buffer in buffers)
             try:
@@ -180,7 +181,7 @@ class LocalWorkers(WorkersBase):
                 table = _copy_in(buffers, segment)
         ref = Ref(number, packed, table, segment)
         weakref.finalize(ref, _retire, weakref.ref(self), number, segment)
-        if segment is None:
+        if not buffers:
             self._refs = [*self._refs[-_REMEMBERED + 1 :], ref]
         return ref
 
@@ -189,7 +190,7 @@ class LocalWorkers(WorkersBase):
             if size <= segment.size <= 4 * capacity(size):
                 self._free.remove(segment)
                 return segment
-        return Segment.create(capacity(size), next(self._numbers))
+        return Segment.create(capacity(size), next(_numbers))
 
     def allocate(self, worker: int, layouts: Sequence[Layout]) -> list[NDArray[Any]]:
         """Arrays in the worker's shared memory where they are large: filled by the caller, read in place."""
@@ -209,7 +210,7 @@ class LocalWorkers(WorkersBase):
     def _inbox(self, each: _Worker, size: int) -> Segment | None:
         if each.inbox is None or each.inbox.size < size:
             try:
-                larger = Segment.create(capacity(size), next(self._numbers))
+                larger = Segment.create(capacity(size), next(_numbers))
             except OSError:
                 return None
             if each.inbox is not None:
@@ -247,7 +248,7 @@ class LocalWorkers(WorkersBase):
         defined = [(ref.number, ref.packed, ref.buffers) for ref in refs if ref.number not in each.known]
         forgotten = list(each.known & self._forgotten)
         each.known = (each.known | {ref.number for ref in refs}) - self._forgotten
-        each.token, each.sequence, each.holds = token, next(self._numbers), [refs, args]
+        each.token, each.sequence, each.holds = token, next(_numbers), [refs, args]
         news = (opened, closed, defined, forgotten, table)
         prefix = pickle.dumps(news, 5) if any(news) else b""
         payload = wire.LENGTH.pack(len(prefix)) + prefix + packed
@@ -353,7 +354,7 @@ class LocalWorkers(WorkersBase):
     def _frame(self, index: int, kind: int, sequence: int, payload: memoryview) -> None:
         each = self._workers[index]
         if kind == wire.HELLO:
-            self._events.append(Event(None, index, "joined"))
+            self._events.append(Event(each.token, index, "joined"))
             return
         if sequence != each.sequence or not sequence:
             raise wire.Malformed("it answers a task that it does not have")
@@ -400,9 +401,11 @@ class LocalWorkers(WorkersBase):
             self._selector.unregister(each.sock)
             each.sock.close()
             self._kill(each.pid)
-        each.token, each.sequence, each.holds = None, 0, []
+        token, each.token, each.sequence, each.holds = each.token, None, 0, []
         if restart:
             self._workers[worker] = self._start(worker)
+        else:
+            self._events.append(Event(token, worker, "lost", "the worker was dropped"))
         return True
 
     def close(self) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from .events import RoundEvent
 
-__all__ = ["progress_bar"]
+__all__ = ["ProgressBar", "progress_bar"]
 
 _MARKS = {"submitted": "·", "answered": "█", "failed": "x", "late": "·"}
 
 
-def progress_bar(wanted: bool | None, workers: int) -> Callable[[RoundEvent], None] | None:
+def progress_bar(wanted: bool | None, workers: int) -> ProgressBar | None:
     """A subscriber that draws one mark per worker, or None where no bar is wanted.
 
     Parameters
@@ -24,10 +23,12 @@ def progress_bar(wanted: bool | None, workers: int) -> Callable[[RoundEvent], No
     """
     if wanted is None and not sys.stderr.isatty():
         return None
-    return _Bar(bool(wanted), workers)
+    return ProgressBar(bool(wanted), workers)
 
 
-class _Bar:
+class ProgressBar:
+    """A subscriber to one round's events; call it with each."""
+
     def __init__(self, at_once: bool, workers: int) -> None:
         self.at_once = at_once
         self.marks = [" "] * workers
@@ -35,6 +36,7 @@ class _Bar:
         self.task: Any = None
 
     def __call__(self, event: RoundEvent) -> None:
+        """Draw what has happened."""
         if event.worker is not None and event.worker < len(self.marks) and event.kind in _MARKS:
             self.marks[event.worker] = _MARKS[event.kind]
         if self.bar is None and (event.kind == "ended" or not (self.at_once or event.seconds > 0.5)):
@@ -45,6 +47,11 @@ class _Bar:
         shown = "".join(self.marks) if len(self.marks) <= 64 else ""
         self.bar.update(self.task, completed=answered, marks=shown)
         if event.kind == "ended":
+            self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was. Idempotent."""
+        if self.bar is not None:
             self.bar.stop()
             self.bar = None
 

@@ -1,16 +1,19 @@
 """The one gather loop.
 
 It owns what no engine has to know: at most one task in flight per worker (one that is busy with an earlier round is
-fed the newest round's task as soon as it is free), (round, worker) tokens and the dropping of late replies, stop rules,
-the screening of replies, and the restart of lost workers.
+fed the newest round's task as soon as it is free), (round, worker, serial) tokens and the dropping of late replies,
+stop rules, the screening of replies, and the restart of lost workers.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,26 +23,28 @@ from numpy.typing import NDArray
 from .. import blocks as _blocks
 from ..errors import DisagreeingReplies, TaskFailed, TooFewResponders
 from .events import RoundEvent, Run
-from .faults import Fault, run_faulty
+from .faults import Fault, FaultyWorkers, run_faulty
 from .stop import Progress, StopRule
 from .workers import Event, Failure, Workers
 
-__all__ = ["Reply", "gather"]
+__all__ = ["Reply", "alone", "gather"]
 
 Send = Callable[[Sequence[int]], Iterator[tuple[int, Any, tuple[Any, ...]]]]
 
 
 @dataclass
 class _Ledger:
-    """What the core remembers of a set of workers from round to round."""
+    """What the core remembers of an engine from round to round."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    rounds: int = 0
-    busy: dict[int, tuple[int, int]] = field(default_factory=dict)
+    running: bool = False
+    serial: Iterator[int] = field(default_factory=itertools.count)
+    busy: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
 
 _ledgers: weakref.WeakKeyDictionary[Any, _Ledger] = weakref.WeakKeyDictionary()
+_rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # wrapped workers count their own
 _ledgers_lock = threading.Lock()
 
 
@@ -75,19 +80,23 @@ def _finite(array: NDArray[Any]) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def _screen(value: Any, allow_nan: bool) -> Reply | str:
-    """A reply, or the reason for refusing it."""
+def _unfit(reason: str) -> Failure:
+    return Failure("TypeError", reason, f"TypeError: {reason}")
+
+
+def _screen(value: Any, allow_nan: bool) -> Reply | Failure | str:
+    """A reply; or the function's failure, where it returns what cannot be combined; or why this is an erasure."""
     if value is None:
-        return "returned None"
+        return _unfit("returned None")
     native, spec = ([value], _LEAF) if type(value) is np.ndarray else _blocks.flatten(value)
     if any(leaf is None for leaf in native):
-        return "returned None inside a container"
+        return _unfit("returned None inside a container")
     try:
         arrays = [_blocks.to_numpy(leaf) for leaf in native]
     except TypeError as error:
-        return f"returned something else than numbers: {error}"
+        return _unfit(f"returned something else than numbers: {error}")
     if not arrays:
-        return "returned an empty container"
+        return _unfit("returned an empty container")
     if not allow_nan:
         for array in arrays:
             if not _finite(array):
@@ -111,7 +120,8 @@ class _Round:
     ) -> None:
         self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
         self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
-        self.number = ledger.rounds
+        self.number = _rounds.get(workers, 0)
+        self.serial = next(ledger.serial)
         self.start = workers.time()
         self.pending: set[int] = set()
         self.waiting: set[int] = set()  # busy with an earlier round
@@ -143,8 +153,7 @@ class _Round:
 
     def begin(self) -> None:
         """Hear what came since the last round, then feed everybody who is free."""
-        for event in self.workers.poll(0):
-            self.late(event)
+        self.hear(deque(self.workers.poll(0)))
         free = []
         for worker in self.who:
             if worker in self.ledger.busy:
@@ -159,14 +168,30 @@ class _Round:
 
     def submit(self, who: Sequence[int]) -> None:
         for worker, fn, args in self.send(who):
-            token = (self.number, worker)
-            self.ledger.busy[worker] = token
-            self.pending.add(worker)
             if worker in self.faults:
-                self.workers.submit(worker, token, run_faulty, self.faults[worker], fn, *args)
-            else:
+                fn, args = run_faulty, (self.faults[worker], fn, *args)
+            token = (self.number, worker, self.serial)
+            self.ledger.busy[worker] = token
+            try:
                 self.workers.submit(worker, token, fn, *args)
+            except Exception:
+                del self.ledger.busy[worker]
+                raise
+            except BaseException:  # interrupted: whether the task has left cannot be known
+                if self.workers.drop(worker, restart=True):
+                    del self.ledger.busy[worker]
+                raise
+            self.pending.add(worker)
             self.tell("submitted", worker)
+
+    def hear(self, events: deque[Event]) -> None:
+        """Take note of events that come too late, all of them even if a listener raises."""
+        try:
+            while events:
+                self.late(events.popleft())
+        finally:
+            if events:
+                self.hear(events)
 
     def late(self, event: Event) -> bool:
         """Take note of an event that belongs to no task of this round; whether the worker became free by it."""
@@ -175,7 +200,12 @@ class _Round:
             self.ledger.busy.pop(worker, None)
             self.ledger.lost[worker] = str(event.value)
             return True
-        if event.kind != "joined" and self.ledger.busy.get(worker) == event.token:
+        if event.kind == "joined":
+            if event.token is not None:  # what it has been given since is in its hands
+                return False
+            self.ledger.lost.pop(worker, None)
+            return self.ledger.busy.pop(worker, None) is not None  # somebody has dropped it while it was at work
+        if self.ledger.busy.get(worker) == event.token:
             del self.ledger.busy[worker]
             self.tell("late", worker)
             return True
@@ -183,7 +213,8 @@ class _Round:
 
     def handle(self, event: Event) -> None:
         worker = event.worker
-        if worker not in self.pending or (event.kind != "lost" and event.token != (self.number, worker)):
+        mine = event.token == (self.number, worker, self.serial)
+        if worker not in self.pending or not (mine or event.kind in ("lost", "joined")):
             if self.late(event) and worker in self.waiting:
                 self.waiting.discard(worker)
                 if worker not in self.ledger.lost or self.restart(worker):
@@ -191,10 +222,13 @@ class _Round:
                 else:
                     self.fail(worker, f"lost: {self.ledger.lost[worker]}")
             return
-        if event.kind == "joined":
+        if event.kind == "joined" and mine:
             return
         self.pending.discard(worker)
         self.ledger.busy.pop(worker, None)
+        if event.kind == "joined":
+            self.fail(worker, "lost: the worker was dropped while at work")
+            return
         if event.kind == "lost":
             self.ledger.lost[worker] = str(event.value)
             self.fail(worker, f"lost: {event.value}")
@@ -206,9 +240,11 @@ class _Round:
             self.fail(worker, f"raised {event.value.type}: {event.value.message}", event.value)
             return
         reply = _screen(event.value, self.allow_nan)
+        if isinstance(reply, Failure):
+            self.fail(worker, reply.message, reply)
+            return
         if isinstance(reply, str):
-            wrong_type = not reply.endswith(")") and "non-finite" not in reply
-            self.fail(worker, reply, Failure("TypeError", reply, f"TypeError: {reply}") if wrong_type else None)
+            self.fail(worker, reply)
             return
         group = self.groups.setdefault(reply.signature, {})
         group[worker] = reply
@@ -219,46 +255,48 @@ class _Round:
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
         arrived: deque[Event] = deque()
-        while True:
-            pending = self.pending | self.waiting if self.waiting else self.pending
-            progress = Progress(self.best.keys(), pending, self.elapsed(), sufficient)
-            if stop.met(progress):
-                while arrived:  # in the same breath, but after the reply that counted
-                    self.late(arrived.popleft())
-                return True
-            if not arrived:
-                if not pending or not stop.possible(progress):
-                    return False
-                due = [at - progress.elapsed for at in stop.wakeups() if at > progress.elapsed]
-                arrived.extend(self.workers.poll(min(due, default=None)))
-            if arrived:
-                self.handle(arrived.popleft())
+        try:
+            while True:
+                pending = self.pending | self.waiting if self.waiting else self.pending
+                elapsed = self.elapsed() if pending else math.inf  # nobody is left to wait for
+                progress = Progress(self.best.keys(), pending, elapsed, sufficient)
+                if stop.met(progress):
+                    return True
+                if not arrived:
+                    if not pending or not stop.possible(progress):
+                        return False
+                    due = [at - elapsed for at in stop.wakeups() if at > elapsed]
+                    arrived.extend(self.workers.poll(min(due, default=None)))
+                if arrived:
+                    self.handle(arrived.popleft())
+        finally:  # what came in the same breath, but after the reply that counted
+            self.hear(arrived)
 
-    def finish(self, stop: StopRule) -> None:
-        """Settle the record; the minority whose replies look different has failed."""
+    def finish(self, stop: StopRule) -> str | None:
+        """Settle the record; the minority whose replies look different has failed. A tie is returned, in words."""
         self.run.seconds = self.elapsed()
-        rivals = [group for group in self.groups.values() if len(group) == len(self.best)]
-        if len(rivals) > 1:
-            shapes = " against ".join(
-                f"{_blocks.describe(one.spec, one.arrays)} from workers {_some(group)}"
-                for group in rivals
-                for one in [next(iter(group.values()))]
-            )
-            raise DisagreeingReplies(f"the workers' replies do not agree and neither is the majority: {shapes}")
-        if self.best:
-            usual = next(iter(self.best.values()))
-            for group in self.groups.values():
-                for worker, reply in group.items() if group is not self.best else ():
-                    self.fail(
-                        worker,
-                        f"returned {_blocks.describe(reply.spec, reply.arrays)} where the majority returned "
-                        f"{_blocks.describe(usual.spec, usual.arrays)}",
-                    )
         self.run.responders = tuple(sorted(self.best))
         self.run.stragglers = tuple(sorted(self.pending))
         self.run.skipped = tuple(sorted(self.waiting))
         self.run.stopped_by = repr(stop)
+        rivals = [group for group in self.groups.values() if len(group) == len(self.best)]
+        for group in self.groups.values() if len(rivals) == 1 else ():
+            usual = next(iter(self.best.values()))
+            for worker, reply in group.items() if group is not self.best else ():
+                self.fail(
+                    worker,
+                    f"returned {_blocks.describe(reply.spec, reply.arrays)} where the majority returned "
+                    f"{_blocks.describe(usual.spec, usual.arrays)}",
+                )
         self.tell("ended")
+        if len(rivals) < 2:
+            return None
+        shapes = " against ".join(
+            f"{_blocks.describe(one.spec, one.arrays)} from workers {_some(group)}"
+            for group in rivals
+            for one in [next(iter(group.values()))]
+        )
+        return f"the workers' replies do not agree and neither is the majority: {shapes}"
 
 
 def _some(workers: Iterable[int], most: int = 8) -> str:
@@ -289,10 +327,32 @@ def shortfall(run: Run, arrived: dict[int, Any], failures: Mapping[int, Failure]
     return TooFewResponders(summary + reasons, arrived, run)
 
 
-def ledger_of(workers: Workers) -> _Ledger:
-    """The core's memory of these workers."""
+def _ledger_of(workers: Workers) -> _Ledger:
+    """The core's memory of the engine: one for all that wrap it."""
+    while isinstance(workers, FaultyWorkers):
+        workers = workers.workers
     with _ledgers_lock:
         return _ledgers.setdefault(workers, _Ledger())
+
+
+@contextmanager
+def alone(workers: Workers) -> Iterator[None]:
+    """Hold these workers while a round is prepared and run; other threads wait.
+
+    Raises
+    ------
+    RuntimeError
+        If this very thread is in the middle of a round with them (in a callback, say).
+    """
+    ledger = _ledger_of(workers)
+    with ledger.lock:
+        if ledger.running:
+            raise RuntimeError("these workers are in the middle of a round: a callback cannot start another with them")
+        ledger.running = True
+        try:
+            yield
+        finally:
+            ledger.running = False
 
 
 def gather(
@@ -307,7 +367,7 @@ def gather(
     notify: Callable[[RoundEvent], None] | None = None,
     use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
 ) -> Any:
-    """Run one round and hand the replies to `use` while they are still valid.
+    """Run one round, inside `alone(workers)`, and hand the replies to `use` while they are still valid.
 
     Parameters
     ----------
@@ -330,18 +390,20 @@ def gather(
     ------
     TooFewResponders, TaskFailed, DisagreeingReplies
     """
-    ledger = ledger_of(workers)
-    with ledger.lock:
-        current = _Round(workers, ledger, who, send, faults or {}, allow_nan, notify)
-        ledger.rounds += 1
-        current.begin()
-        met = current.wait(stop, sufficient)
-        current.finish(stop)
+    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify)
+    _rounds[workers] = current.number + 1
+    current.begin()
+    met = current.wait(stop, sufficient)
+    arrived = {worker: current.best[worker] for worker in sorted(current.best)}
 
-        def error(why: str) -> Exception:
-            arrived = {worker: reply.value() for worker, reply in current.best.items()}
-            return shortfall(current.run, arrived, current.failures, why)
+    def copies() -> dict[int, Any]:
+        return {worker: reply.value() for worker, reply in arrived.items()}
 
-        if not met:
-            raise error(f"{stop!r} cannot be met")
-        return use({worker: current.best[worker] for worker in current.run.responders}, current.run, error)
+    def error(why: str) -> Exception:
+        return shortfall(current.run, copies(), current.failures, why)
+
+    if rivals := current.finish(stop):
+        raise DisagreeingReplies(rivals, copies(), current.run)
+    if not met:
+        raise error(f"{stop!r} cannot be met")
+    return use(arrived, current.run, error)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import WorkersClosed
 from .faults import Crash, Crashed, Hang, Slow, run_faulty
 from .latency import Latency, ShiftedExponential
-from .workers import Event, Failure, WorkersBase
+from .workers import Event, Failure, WorkersBase, whole
 
 __all__ = ["SimulatedWorkers"]
 
@@ -47,9 +47,7 @@ class SimulatedWorkers(WorkersBase):
         slowness: ArrayLike | None = None,
         seed: int | np.random.Generator = 0,
     ) -> None:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
-        self._n = n
+        self._n = n = whole(n)
         self._latency = latency if latency is not None else ShiftedExponential()
         self._slowness = np.ones(n) if slowness is None else np.asarray(slowness, dtype=np.float64)
         if self._slowness.shape != (n,) or not (self._slowness > 0).all():
@@ -60,6 +58,9 @@ class SimulatedWorkers(WorkersBase):
         self._drawn: dict[int, NDArray[np.float64]] = {}
         self._queue: list[tuple[Any, ...]] = []
         self._generation = [0] * n
+        self._flying: dict[int, Any] = {}  # tokens of the tasks in flight
+        self._lost: set[int] = set()
+        self._events: list[Event] = []  # of no time
         self._sequence = 0
         self._clock = 0.0
         self._closed = False
@@ -67,14 +68,21 @@ class SimulatedWorkers(WorkersBase):
     def __len__(self) -> int:
         return self._n
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorkersClosed("these workers have been closed")
+
     def time(self) -> float:
         """The virtual clock."""
         return self._clock
 
     def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
         """Schedule a task; a fault bends its latency instead of sleeping."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        self._check_open()
+        if worker in self._lost:
+            self._events.append(Event(token, worker, "lost", "the worker is gone"))
+            return
+        self._flying[worker] = token
         seconds = self._draw(worker)
         if fn is run_faulty:
             fault, fn, *rest = args
@@ -103,22 +111,32 @@ class SimulatedWorkers(WorkersBase):
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Advance the clock to the next answer, by at most `timeout`."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        self._check_open()
+        if self._events:
+            events, self._events = self._events, []
+            return [
+                Event(self._flying.get(event.worker), event.worker, "joined") if event.kind == "joined" else event
+                for event in events
+            ]
         limit = np.inf if timeout is None else self._clock + timeout
         while self._queue and self._queue[0][0] <= limit:
-            at, _, generation, worker, token, fn, args, seconds = heapq.heappop(self._queue)
+            entry = heapq.heappop(self._queue)
+            at, _, generation, worker, token, fn, args, seconds = entry
             if generation != self._generation[worker]:
                 continue
             self._clock = max(self._clock, at)
             try:
-                return [Event(token, worker, "ok", fn(self._states[worker], *args), seconds)]
+                event = Event(token, worker, "ok", fn(self._states[worker], *args), seconds)
             except Crashed:
-                return [Event(token, worker, "lost", "the worker crashed")]
+                self._lost.add(worker)
+                event = Event(token, worker, "lost", "the worker crashed")
+            except KeyboardInterrupt:  # the caller's, not the function's: it will be asked again
+                heapq.heappush(self._queue, entry)
+                raise
             except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                return [Event(token, worker, "error", Failure.of(error), seconds)]
+                event = Event(token, worker, "error", Failure.of(error), seconds)
+            self._flying.pop(worker, None)
+            return [event]
         if timeout is None:
             raise RuntimeError("no simulated worker will ever answer: all that are asked hang; add a Deadline")
         self._clock = limit
@@ -126,8 +144,17 @@ class SimulatedWorkers(WorkersBase):
 
     def drop(self, worker: int, restart: bool = True) -> bool:
         """Forget the worker's task and state."""
+        self._check_open()
         self._generation[worker] += 1
         self._states[worker] = {}
+        token = self._flying.pop(worker, None)
+        self._events = [event for event in self._events if event.worker != worker]
+        if restart:
+            self._lost.discard(worker)
+            self._events.append(Event(None, worker, "joined"))
+        else:
+            self._lost.add(worker)
+            self._events.append(Event(token, worker, "lost", "the worker was dropped"))
         return True
 
     def close(self) -> None:

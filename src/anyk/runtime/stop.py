@@ -95,8 +95,9 @@ class Deadline(StopRule):
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.seconds >= 0:
-            raise ValueError(f"seconds must be at least 0, got {self.seconds!r}")
+        number = isinstance(self.seconds, int | float | np.number) and not isinstance(self.seconds, bool)
+        if not number or not self.seconds >= 0:
+            raise ValueError(f"seconds must be a number of at least 0, got {self.seconds!r}")
 
     def met(self, progress: Progress) -> bool:
         """The time is over."""

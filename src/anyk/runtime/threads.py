@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import WorkersClosed
 from .faults import Crashed
-from .workers import Event, Failure, WorkersBase
+from .workers import Event, Failure, WorkersBase, whole
 
 __all__ = ["ThreadWorkers"]
 
@@ -21,8 +21,12 @@ class _Thread:
         self.worker = worker
         self.outbox = outbox
         self.inbox: queue.SimpleQueue[tuple[Any, Any, tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self.token: Any = None  # of the task in flight
         self.alive = True
         threading.Thread(target=self.serve, name=f"anyk-worker-{worker}", daemon=True).start()
+
+    def say(self, token: Any, kind: Any, value: Any = None, seconds: float | None = None) -> None:
+        self.outbox.put((self, Event(token, self.worker, kind, value, seconds)))
 
     def serve(self) -> None:
         state: dict[str, Any] = {}
@@ -30,13 +34,15 @@ class _Thread:
             token, fn, args = task
             start = time.monotonic()
             try:
-                event = Event(token, self.worker, "ok", fn(state, *args), time.monotonic() - start)
+                value = fn(state, *args)
             except Crashed:
-                self.outbox.put((self, Event(token, self.worker, "lost", "the worker crashed")))
+                self.say(token, "lost", "the worker crashed")
                 return
             except BaseException as error:
-                event = Event(token, self.worker, "error", Failure.of(error), time.monotonic() - start)
-            self.outbox.put((self, event))
+                self.say(token, "error", Failure.of(error), time.monotonic() - start)
+            else:
+                self.say(token, "ok", value, time.monotonic() - start)
+            del task, fn, args
 
 
 class ThreadWorkers(WorkersBase):
@@ -54,26 +60,30 @@ class ThreadWorkers(WorkersBase):
     """
 
     def __init__(self, n: int) -> None:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
         self._outbox: queue.SimpleQueue[tuple[_Thread, Event]] = queue.SimpleQueue()
-        self._threads = [_Thread(worker, self._outbox) for worker in range(n)]
+        self._threads = [_Thread(worker, self._outbox) for worker in range(whole(n))]
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._threads)
 
-    def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
-        """Start a task."""
+    def _check_open(self) -> None:
         if self._closed:
             raise WorkersClosed("these workers have been closed")
+
+    def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
+        """Start a task."""
+        self._check_open()
         thread = self._threads[worker]
-        thread.inbox.put((token, fn, args))
+        if thread.alive:
+            thread.token = token
+            thread.inbox.put((token, fn, args))
+        else:
+            thread.say(token, "lost", "the worker is gone")
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Events so far, or the first to come."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
         while True:
@@ -84,17 +94,31 @@ class ThreadWorkers(WorkersBase):
                 if events or (deadline is not None and time.monotonic() >= deadline):
                     return events
                 continue
-            if thread is self._threads[thread.worker] and thread.alive:
-                thread.alive = event.kind != "lost"
-                events.append(event)
+            events += self._heard(thread, event)
+
+    def _heard(self, thread: _Thread, event: Event) -> list[Event]:
+        if thread is not self._threads[thread.worker]:
+            return []
+        if event.kind == "joined":
+            return [Event(thread.token, event.worker, "joined")]
+        if event.kind == "lost":
+            thread.alive = False
+        elif not thread.alive:
+            return []
+        thread.token = None
+        return [event]
 
     def drop(self, worker: int, restart: bool = True) -> bool:
         """Abandon the thread; with `restart`, another takes its place and its state is empty."""
+        self._check_open()
         thread = self._threads[worker]
         thread.alive = False
         thread.inbox.put(None)
         if restart:
             self._threads[worker] = _Thread(worker, self._outbox)
+            self._threads[worker].say(None, "joined")
+        else:
+            thread.say(thread.token, "lost", "the worker was dropped")
         return True
 
     def close(self) -> None:

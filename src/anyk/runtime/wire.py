@@ -38,6 +38,7 @@ HEADER = struct.Struct("<4sBBHQQ")
 LENGTH = struct.Struct("<I")
 MAGIC = b"ANYK"
 HELLO, TASK, REPLY, FAILURE = range(4)
+_LIBRARIES = ("torch", "array_api_strict", "jax.numpy", "cupy")  # replies arrive in these if the master uses them
 MAX_TEXT = 1 << 24  # bytes of a reply's header or a traceback
 
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in (
@@ -56,6 +57,8 @@ def frame(kind: int, sequence: int, payload: bytes, descriptors: int = 0) -> byt
 
 def parse_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int]:
     """Kind, number of descriptors, sequence and length; `Malformed` unless it is a header."""
+    if len(data) < HEADER.size:
+        raise Malformed("a frame is longer")
     magic, kind, descriptors, zero, sequence, length = HEADER.unpack_from(data)
     if magic != MAGIC or kind > FAILURE or zero != 0:
         raise Malformed("not a frame")
@@ -132,7 +135,9 @@ def decode_reply(payload: memoryview, segment: Callable[[int], Segment]) -> tupl
         return _rebuild(spec, arrays), float(seconds)
     except Malformed:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, struct.error) as error:
+    except (
+        ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError, struct.error
+    ) as error:  # fmt: skip
         raise Malformed(f"{type(error).__name__}: {error}") from error
 
 
@@ -148,8 +153,8 @@ def _leaf(buffer: memoryview, library: str, dtype: str, shape: list[int], offset
     array = np.frombuffer(buffer, kind, max(count, 1), offset)[:count].reshape(shape)
     if array.flags.writeable:
         array.flags.writeable = False
-    if library == "torch" and "torch" in sys.modules:
-        return sys.modules["torch"].from_numpy(array.copy())  # a tensor cannot be read-only
+    if library in _LIBRARIES and library in sys.modules:  # a worker does not choose what is imported or called here
+        return _blocks.in_library(array.copy(), library)  # most have no read-only arrays
     return array
 
 
@@ -186,5 +191,5 @@ def decode_failure(payload: memoryview) -> tuple[Failure, float]:
             raise Malformed("the text is too long")
         kind, message, text, seconds = json.loads(bytes(payload))
         return Failure(str(kind), str(message), str(text)), float(seconds)
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise Malformed(str(error)) from error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import pickle
 import random
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,14 @@ from .workers import Failure
 __all__ = ["resolve", "serve"]
 
 _published: dict[int, Any] = {}
+_packed: dict[int, Callable[[], Any]] = {}  # not yet needed, or its module could not be imported so far
 
 
 def resolve(number: int) -> Any:
     """A published value, by its number; references in a task unpickle to this call."""
+    if number not in _published:
+        _published[number] = _packed[number]()
+        del _packed[number]
     return _published[number]
 
 
@@ -78,10 +84,11 @@ class _Server:
             for number, size, readonly in opened:
                 self.segments[number] = Segment(descriptors.pop(0), size, number, readonly=readonly)
             for number, value, buffers in defined:
-                _published[number] = self.load(value, buffers)
-            fn, args = self.load(view[length:], table)
+                _packed[number] = partial(self.load, value, buffers)
             for number in forgotten:
                 _published.pop(number, None)
+                _packed.pop(number, None)
+            fn, args = self.load(view[length:], table)
             value = fn(self.state, *args)
             payload, _ = wire.encode_reply(value, time.monotonic() - start, self.place)
             return wire.REPLY, payload
@@ -98,8 +105,9 @@ class _Server:
             except EOFError:
                 return
             kind, payload = self.task(data, descriptors)
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the user's function may have closed it, or nobody reads it
+                    stream.flush()
             message = wire.frame(kind, sequence, payload, len(self.announce))
             if self.announce:
                 sent = socket.send_fds(self.sock, [message], self.announce)

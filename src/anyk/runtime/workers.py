@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["Event", "Failure", "Layout", "Task", "Workers", "WorkersBase"]
+__all__ = ["Event", "Failure", "Layout", "Task", "Workers", "WorkersBase", "whole"]
 
 Task = Callable[..., Any]
 Layout = tuple[tuple[int, ...], DTypeLike]
@@ -58,7 +58,8 @@ class Event:
     worker : int
     kind : {"ok", "error", "lost", "joined"}
         ``"ok"``: `value` is the reply, valid until that worker's next task. ``"error"``: `value` is a `Failure`.
-        ``"lost"``: the worker is gone, with its state; `value` says why. ``"joined"``: it is there (again).
+        ``"lost"``: the worker is gone, with its state; `value` says why. ``"joined"``: it is there (again), and
+        `token` is that of the task that it has been given since, or None: any earlier one will not be answered.
     value : Any
     seconds : float or None
         Time that the worker spent on the task, by its own clock.
@@ -84,7 +85,10 @@ class Workers(Protocol):
         ...
 
     def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
-        """Start ``fn(state, *args)`` on that worker and return at once; never raises for a lost worker."""
+        """Start ``fn(state, *args)`` on that worker and return at once; for a lost worker a ``"lost"`` event follows.
+
+        Arrays among the arguments may be views of shared memory that last until that worker's next task.
+        """
         ...
 
     def poll(self, timeout: float | None) -> list[Event]:
@@ -100,7 +104,10 @@ class Workers(Protocol):
         ...
 
     def drop(self, worker: int, restart: bool = True) -> bool:
-        """Make a worker go away, whatever it is doing, and start it afresh; False where the engine cannot."""
+        """Make a worker go away, whatever it is doing; False where the engine cannot.
+
+        With `restart` it is started afresh, and a ``"joined"`` event follows; otherwise a ``"lost"`` event does.
+        """
         ...
 
     def time(self) -> float:
@@ -110,6 +117,13 @@ class Workers(Protocol):
     def close(self) -> None:
         """Stop all workers. Idempotent."""
         ...
+
+
+def whole(n: Any) -> int:
+    """A number of workers, checked."""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise ValueError(f"n must be an integer of at least 1, got {n!r}")
+    return int(n)
 
 
 class WorkersBase:
