@@ -1,0 +1,412 @@
+"""The command line: ``anyk map``, ``codes``, ``compare``, ``reproduce`` and ``demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="anyk",
+    help="Coded computing: spread work over n workers and get the answer from whichever k respond.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the figures as JSON; - is stdout.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs anyk[plots]).")]
+
+
+class UsageError(typer.BadParameter):
+    """Bad input on the command line: exit status 2, one line."""
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"anyk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit.")
+    ] = False,
+) -> None:
+    """Coded computing: spread work over n workers and get the answer from whichever k respond."""
+
+
+# -- input and output -------------------------------------------------------------------------------------------------
+
+
+def _clean(value: Any) -> Any:
+    """JSON has no NaN and no NumPy."""
+    if isinstance(value, dict):
+        return {str(key): _clean(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(child) for child in value]
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_json(target: str | None, figures: Any) -> None:
+    if target is None:
+        return
+    text = json.dumps(_clean(figures), indent=1, allow_nan=False)
+    if target == "-":
+        typer.echo(text)
+    else:
+        Path(target).write_text(text + "\n")
+
+
+def _show(title: str, rows: list[dict[str, Any]], quiet: bool, notes: tuple[str, ...] = ()) -> None:
+    """A table on the terminal, unless JSON has it."""
+    if quiet or not rows:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for head in rows[0]:
+        numeric = all(isinstance(row[head], int | float | type(None)) for row in rows)
+        table.add_column(head.replace("_", " "), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*("-" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for note in notes:
+        console.print(note, style="dim")
+
+
+def _save_plot(ax: Any, path: Path | None) -> None:
+    if path is not None:
+        from .plots import save
+
+        save(ax, path)
+        typer.echo(f"wrote {path}", err=True)
+
+
+# -- parsing ----------------------------------------------------------------------------------------------------------
+
+
+def _codes() -> dict[str, Any]:
+    from . import codes
+
+    return {
+        "berrut": codes.BerrutCode,
+        "lagrange": codes.LagrangeCode,
+        "repetition": codes.RepetitionCode,
+        "uncoded": codes.UncodedCode,
+    }
+
+
+def parse_code(text: str, workers: int, blocks: int) -> Any:
+    """A code from ``name`` or ``name:option=value,option=value``.
+
+    Examples
+    --------
+    >>> parse_code("lagrange:degree=2", 9, 4)
+    LagrangeCode(workers=9, blocks=4, degree=2, below_threshold='raise')
+    """
+    name, _, rest = text.partition(":")
+    known = _codes()
+    if name not in known:
+        raise UsageError(f"no code is called {name!r}: choose one of {', '.join(known)}")
+    options: dict[str, Any] = {}
+    fields = {each.name: each for each in dataclasses.fields(known[name]) if each.name not in ("workers", "blocks")}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if key not in fields or not equals:
+            raise UsageError(f"{name} has no option {part!r}: {', '.join(fields) or 'it has none'} (as option=value)")
+        kind: Any = type(fields[key].default)
+        try:
+            options[key] = kind(value)
+        except ValueError:
+            raise UsageError(f"{key} of {name} must be of type {kind.__name__}, got {value!r}") from None
+    try:
+        return known[name](workers=workers, blocks=blocks, **options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def parse_stop(text: str) -> Any:
+    """A stop rule from ``first:24``, ``deadline:2.5``, ``all`` or ``sufficient``; a comma means whichever comes first.
+
+    Examples
+    --------
+    >>> parse_stop("first:24,deadline:2.5")
+    FirstK(k=24) | Deadline(seconds=2.5)
+    """
+    from .runtime.stop import All, Deadline, FirstK, StopRule, Sufficient
+
+    rule: StopRule | None = None
+    for part in text.split(","):
+        name, _, value = part.strip().partition(":")
+        try:
+            if name == "first":
+                one: StopRule = FirstK(int(value))
+            elif name == "deadline":
+                one = Deadline(float(value))
+            elif name in ("all", "sufficient") and not value:
+                one = All() if name == "all" else Sufficient()
+            else:
+                raise UsageError(f"no stop rule {part!r}: use first:24, deadline:2.5, all or sufficient")
+        except ValueError as error:
+            raise UsageError(f"stop rule {part!r}: {error}") from None
+        rule = one if rule is None else rule | one
+    assert rule is not None
+    return rule
+
+
+def load_function(text: str) -> Any:
+    """The function MODULE:FUNCTION or FILE.py:FUNCTION; the current folder is searched for modules."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place:
+        raise UsageError(f"the function must be given as MODULE:FUNCTION or FILE.py:FUNCTION, got {text!r}")
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            if not path.is_file():
+                raise UsageError(f"there is no file {place}")
+            sys.path.insert(0, str(path.parent))
+            module = importlib.import_module(path.stem)
+        else:
+            sys.path.insert(0, os.getcwd())
+            module = importlib.import_module(place)
+    except ImportError as error:
+        raise UsageError(f"cannot import {place}: {error}") from None
+    fn: Any = module
+    for part in name.split("."):
+        if not hasattr(fn, part):
+            raise UsageError(f"{place} has no {name!r}")
+        fn = getattr(fn, part)
+    if not callable(fn):
+        raise UsageError(f"{text} is not a function")
+    return fn
+
+
+def _load_blocks(path: Path) -> Any:
+    import numpy as np
+
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise UsageError(f"{path} is not a .npy array of numbers: {error}") from None
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+@app.command("map", epilog="Example: anyk map numpy:tanh blocks.npy -o out.npy --workers 30 --stop first:24")
+def map_(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to call on each block.")],
+    blocks: Annotated[Path, typer.Argument(metavar="BLOCKS.npy", help="Array with the blocks along its first axis.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the results go.")],
+    workers: Annotated[int | None, typer.Option(help="Local processes; default: 5/4 of the blocks.")] = None,
+    code: Annotated[str, typer.Option(help="See `anyk codes`; options as in lagrange:degree=2.")] = "berrut",
+    stop: Annotated[
+        str | None, typer.Option(help="first:24, deadline:2.5, all, sufficient; comma: whichever first.")
+    ] = None,
+    order: Annotated[str, typer.Option(help="path, none or auto: order of the blocks inside the code.")] = "auto",
+    plot: Plot = None,
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Accept NaN in blocks and replies.")] = False,
+    progress: Annotated[bool | None, typer.Option(help="Show who has answered; default: on a terminal.")] = None,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Map a function over blocks on local processes that may stall, die or never answer."""
+    import numpy as np
+
+    from . import mapping
+
+    if order not in ("path", "none", "auto"):
+        raise UsageError(f"order must be path, none or auto, got {order!r}")
+    fn, data = load_function(function), _load_blocks(blocks)
+    if data.ndim == 0 or len(data) == 0:
+        raise UsageError(f"{blocks} needs a first axis that enumerates the blocks, got shape {data.shape}")
+    count = workers if workers is not None else len(data) + max(2, math.ceil(len(data) / 4))
+    np.random.seed(seed)  # noqa: NPY002  the user's function may draw from it
+    result = mapping.map(
+        fn,
+        data,
+        code=parse_code(code, count, len(data)),
+        workers=count,
+        stop=None if stop is None else parse_stop(stop),
+        order=None if order == "none" else order,
+        allow_nan=allow_nan,
+        progress=progress,
+    )
+    value = result.value
+    if not hasattr(value, "shape"):
+        raise UsageError(f"{function} returns {type(value).__name__}; only arrays can be written to {output}")
+    np.save(output, np.asarray(value))
+    run, decoder = result.run, result.decoder
+    figures = {
+        "output": str(output),
+        "shape": list(value.shape),
+        "code": repr(result.code),
+        "seconds": run.seconds,
+        "responders": run.responders,
+        "stragglers": run.stragglers,
+        "failed": run.failed,
+        "residual": decoder.residual,
+        "noise_amplification": decoder.noise_amplification,
+        "lebesgue_constant": decoder.lebesgue_constant,
+    }
+    if json_ != "-":
+        failed = f", {len(run.failed)} failed" if run.failed else ""
+        typer.echo(
+            f"wrote {output} {tuple(value.shape)}: {len(run.responders)} of {len(run.workers)} workers in "
+            f"{run.seconds:.3g} s{failed}"
+        )
+        for worker, reason in run.failed.items():
+            typer.echo(f"  worker {worker}: {reason}")
+    _write_json(json_, figures)
+    if plot is not None:
+        _save_plot(result.plot(), plot)
+
+
+_PAPERS = {
+    "berrut": "Jahani-Nezhad and Maddah-Ali, Berrut approximated coded computing (paper 1)",
+    "lagrange": "Yu et al., Lagrange coded computing, AISTATS 2019",
+    "repetition": "the classic",
+    "uncoded": "the baseline",
+}
+
+
+@app.command(epilog="Example: anyk codes --workers 30 --blocks 20")
+def codes(
+    workers: Annotated[int, typer.Option(help="Number of workers for the figures.")] = 30,
+    blocks: Annotated[int, typer.Option(help="Number of blocks for the figures.")] = 15,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """List the codes: what they recover, from how many answers, at what cost."""
+    import numpy as np
+
+    rows = []
+    for name, kind in _codes().items():
+        code = parse_code(name, workers, blocks)
+        options = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in ("workers", "blocks")}
+        rows.append(
+            {
+                "code": name,
+                "options": ", ".join(f"{key}={value}" for key, value in options.items()) or "-",
+                "exact_for": code.exact_for,
+                "threshold": code.threshold,
+                "blocks_mixed_per_worker": float(np.count_nonzero(code.generator) / len(code.active)),
+                "paper": _PAPERS[name],
+            }
+        )
+    _show(f"Codes over {workers} workers and {blocks} blocks", rows, json_ == "-")
+    _write_json(json_, rows)
+
+
+@app.command(epilog="Example: anyk compare berrut lagrange repetition --workers 60 --blocks 20 --responders 45")
+def compare(
+    code: Annotated[list[str], typer.Argument(metavar="CODE...", help="Names as in `anyk codes`, with options.")],
+    workers: Annotated[int, typer.Option(help="n.")],
+    blocks: Annotated[int, typer.Option(help="K.")],
+    responders: Annotated[int, typer.Option(help="k, how many answer.")],
+    trials: Annotated[int, typer.Option(min=1, help="Responder sets to draw.")] = 200,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Compare codes by what their decoders do to exactness and noise, over random sets of responders."""
+    from .analysis import compare as compare_codes
+
+    if not 1 <= responders <= workers:
+        raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
+    parsed = [parse_code(text, workers, blocks) for text in code]
+    records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
+    for text, record in zip(code, records, strict=True):
+        record["code"] = text
+    _show(
+        f"{responders} of {workers} workers, {blocks} blocks, {trials} sets", [_flat(r) for r in records], json_ == "-"
+    )
+    _write_json(json_, records)
+
+
+_SPREADS = ("residual", "noise_amplification", "lebesgue_constant", "condition")
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table: mean, median and worst of a figure share a cell."""
+    row: dict[str, Any] = {key: record[key] for key in ("code", "threshold", "exact_for", "failures")}
+    for figure in _SPREADS:
+        cells = (record[f"{figure}_{kind}"] for kind in ("mean", "median", "worst"))
+        row[f"{figure}: mean, median, worst"] = "  ".join("-" if v is None or v != v else f"{v:.2g}" for v in cells)
+    return row
+
+
+@app.command(epilog="Example: anyk reproduce bacc-fig4 --trials 2000 --plot fig4.png")
+def reproduce(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE", help="bacc-fig1 ... bacc-fig5")],
+    trials: Annotated[int | None, typer.Option(min=1, help="Straggler sets a point; the paper has 1000.")] = None,
+    plot: Plot = None,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Re-make a figure of a paper as a table and a picture."""
+    from .reproduce import FIGURES
+
+    if figure not in FIGURES:
+        raise UsageError(f"no figure is called {figure!r}: choose one of {', '.join(FIGURES)}")
+    table = FIGURES[figure](seed, **({} if trials is None else {"trials": trials}))
+    hidden = {"z", "Lebesgue function"}
+    shown = [{k: v for k, v in row.items() if k not in hidden} for row in table.rows]
+    _show(table.title, [row for i, row in enumerate(shown) if row not in shown[:i]], json_ == "-", table.notes)
+    _write_json(json_, {"figure": figure, "title": table.title, "seed": seed, "rows": table.rows, "notes": table.notes})
+    if plot is not None:
+        _save_plot(table.plot(), plot)
+
+
+@app.command(epilog="Example: anyk demo --output demo-output")
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the pictures and figures.")] = Path("demo-output"),
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """The main job on real data: 30 processes, some slow, one hung, one killed; three ways to cope. Half a minute."""
+    try:
+        from .demo import run_demo
+
+        records = run_demo(output, seed, lambda line: typer.echo(line, err=True))
+    except ImportError as error:
+        raise UsageError(f"{error}: pip install 'anyk[demo]'") from None
+    _show("30 processes: 3 slow, 1 hung, 1 killed", records, json_ == "-")
+    if json_ != "-":
+        typer.echo(f"wrote {output}/timeline.png, error_vs_responders.png, demo.json")
+    _write_json(json_, records)
+
+
+def main() -> None:
+    """Entry point: errors of ours in one line, without a traceback unless ANYK_DEBUG is set."""
+    from .errors import AnykError
+
+    try:
+        app()
+    except (AnykError, ValueError, TypeError, ImportError, OSError) as error:
+        if os.environ.get("ANYK_DEBUG"):
+            raise
+        typer.echo(f"anyk: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

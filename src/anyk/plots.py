@@ -1,0 +1,135 @@
+"""Pictures, with matplotlib (``pip install anyk[plots]``); nothing here touches its global state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from .runtime.events import Run
+
+__all__ = ["curves", "new_axes", "save", "timeline"]
+
+# Okabe and Ito's colours, told apart by all kinds of colour vision.
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
+COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
+
+
+def new_axes(width: float = 8.0, height: float = 4.5) -> Any:
+    """Axes of a new figure that belongs to no window.
+
+    Raises
+    ------
+    ImportError
+        With the command that installs matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'anyk[plots]'") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.add_subplot()
+
+
+def save(ax: Any, path: Any) -> None:
+    """Write the figure that the axes belong to."""
+    ax.figure.savefig(path, dpi=150)
+
+
+def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
+    """One bar per worker from the start of the round to its answer, and a line where the round stopped.
+
+    Parameters
+    ----------
+    run : Run
+        ``result.run``, or the `run` of an error.
+    ax : matplotlib axes, optional
+    title : str, optional
+
+    Returns
+    -------
+    The axes.
+    """
+    if ax is None:
+        ax = new_axes(8.0, max(2.5, 1.2 + 0.14 * len(run.workers)))
+    stop = run.seconds
+    right = max([stop, *run.answered_at.values()]) * 1.25 or 1.0
+    groups: dict[str, tuple[str, list[int], list[float]]] = {
+        "answered, used": (BLUE, [], []),
+        "given up": (ORANGE, [], []),
+        "failed": (RED, [], []),
+        "busy with an earlier round": (GREY, [], []),
+    }
+    for worker in run.workers:
+        if worker in run.responders:
+            name, end = "answered, used", run.answered_at.get(worker, stop)
+        elif worker in run.failed:
+            name, end = "failed", run.answered_at.get(worker, stop)
+        elif worker in run.skipped:
+            name, end = "busy with an earlier round", right
+        else:
+            name, end = "given up", right
+        groups[name][1].append(worker)
+        groups[name][2].append(end)
+    for name, (colour, who, ends) in groups.items():
+        if who:
+            ax.barh(who, ends, height=0.7, color=colour, label=f"{name} ({len(who)})")
+    for worker in (each for each in run.failed if each in run.workers):
+        ax.plot(run.answered_at.get(worker, stop), worker, "x", color="black", markersize=6)
+    ax.axvline(stop, color="black", linewidth=1.2, linestyle="--")
+    ax.annotate(
+        f"answer after {stop:.3g} s", (stop, 1.0), (4, -2), xycoords=("data", "axes fraction"),
+        textcoords="offset points", va="top", fontsize=9,
+    )  # fmt: skip
+    ax.set(xlim=(0, right), xlabel="seconds", ylabel="worker")
+    ax.set_ylim(max(run.workers, default=0) + 0.7, min(run.workers, default=0) - 0.7)
+    ax.set_title(title or f"{len(run.responders)} of {len(run.workers)} workers answered in time")
+    ax.legend(loc="lower right", fontsize=9)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def curves(
+    lines: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    ax: Any = None,
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str | None = None,
+    log: bool = True,
+    dashed: Sequence[str] = (),
+) -> Any:
+    """Named curves over one axis, the vertical one logarithmic unless told otherwise.
+
+    Parameters
+    ----------
+    lines : mapping of name to (x, y)
+    dashed : names of the curves to draw dashed
+
+    Returns
+    -------
+    The axes.
+    """
+    if ax is None:
+        ax = new_axes()
+    for index, (name, (x, y)) in enumerate(lines.items()):
+        ax.plot(
+            np.asarray(x), np.asarray(y), "--o" if name in dashed else "-o",
+            color=COLOURS[index % len(COLOURS)], label=name, markersize=4,
+        )  # fmt: skip
+    if log:
+        ax.set_yscale("log")
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if title:
+        ax.set_title(title)
+    ax.legend(fontsize=9)
+    ax.grid(alpha=0.3)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax

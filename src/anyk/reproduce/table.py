@@ -1,0 +1,48 @@
+"""A figure's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Table"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a reproduced figure says, and how to draw it.
+
+    Attributes
+    ----------
+    name, title : str
+    rows : list of dict
+        One record per line, equal keys.
+    notes : tuple of str
+    x, y, by : str
+        Columns that the plot shows: one curve of `y` over `x` for each value of the columns in `by`.
+    """
+
+    name: str
+    title: str
+    rows: list[dict[str, Any]]
+    notes: tuple[str, ...] = ()
+    x: str = ""
+    y: str = ""
+    by: tuple[str, ...] = field(default=())
+
+    def curves(self) -> dict[str, tuple[list[float], list[float]]]:
+        """The plot's curves, by name."""
+        found: dict[str, tuple[list[float], list[float]]] = {}
+        for row in self.rows:
+            if row[self.x] is not None and row[self.y] is not None:
+                name = ", ".join(str(row[column]) for column in self.by)
+                xs, ys = found.setdefault(name, ([], []))
+                xs.append(row[self.x])
+                ys.append(row[self.y])
+        return found
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw it with matplotlib; returns the axes."""
+        from ..plots import curves
+
+        return curves(self.curves(), ax, xlabel=self.x, ylabel=self.y, title=self.title)

@@ -1,0 +1,151 @@
+"""The command line, in process and as a real program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from anyk import cli
+
+runner = CliRunner()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from anyk.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    path = tmp_path / "blocks.npy"
+    np.save(path, np.linspace(-1, 1, 8).reshape(8, 1) * np.ones(3))
+    return path
+
+
+def test_help_of_every_command_has_an_example() -> None:
+    assert "map" in run("--help").stdout
+    for command in ("map", "codes", "compare", "reproduce", "demo"):
+        shown = runner.invoke(cli.app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+        assert "Example: anyk " + command in shown
+        assert "--json" in shown
+        assert "--seed" in shown
+
+
+def test_version() -> None:
+    import anyk
+
+    assert run("--version").stdout.strip() == f"anyk {anyk.__version__}"
+
+
+def test_map_from_a_module_and_from_a_file(blocks: Path, tmp_path: Path) -> None:
+    out, figure = tmp_path / "out.npy", tmp_path / "figure.png"
+    done = run(
+        "map", "numpy:tanh", str(blocks), "-o", str(out), "--workers", "12", "--stop", "first:10",
+        "--plot", str(figure), "--json", "-",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert len(figures["responders"]) == 10
+    assert figures["shape"] == [8, 3]
+    x = np.load(blocks)
+    assert np.abs(np.load(out) - np.tanh(x)).max() < 0.5
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+    (tmp_path / "mine.py").write_text("def double(x):\n    return 2 * x\n")
+    done = run(
+        "map", f"{tmp_path}/mine.py:double", str(blocks), "-o", str(out), "--workers", "12",
+        "--code", "lagrange", "--order", "none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert np.allclose(np.load(out), 2 * x, atol=1e-12)
+    assert "wrote" in done.stdout
+
+
+def test_compare_json_equals_the_analysis() -> None:
+    from anyk import BerrutCode
+    from anyk.analysis import figures
+
+    shown = runner.invoke(
+        cli.app,
+        ["compare", "berrut", "repetition:combine=majority", "uncoded", "--workers", "12", "--blocks", "5",
+         "--responders", "9", "--trials", "30", "--seed", "3", "--json", "-"],
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    berrut, repetition, uncoded = json.loads(shown.stdout)
+    assert berrut["residual_worst"] == pytest.approx(figures(BerrutCode(12, 5), 9, 30, 3).residual.worst)
+    assert repetition["code"] == "repetition:combine=majority"
+    assert 0 <= repetition["failures"] <= 1
+    assert uncoded["threshold"] == 5
+
+
+def test_tables_are_printed(tmp_path: Path) -> None:
+    shown = runner.invoke(cli.app, ["compare", "berrut", "--workers", "9", "--blocks", "3", "--responders", "7"])
+    assert "berrut" in shown.stdout
+    shown = runner.invoke(cli.app, ["codes", "--json", str(tmp_path / "codes.json")])
+    assert {row["code"] for row in json.loads((tmp_path / "codes.json").read_text())} == set(cli._codes())
+    for name in cli._codes():
+        assert name in shown.stdout
+
+
+def test_reproduce(tmp_path: Path) -> None:
+    shown = runner.invoke(
+        cli.app, ["reproduce", "bacc-fig4", "--trials", "5", "--json", "-", "--plot", str(tmp_path / "4.png")]
+    )
+    assert shown.exit_code == 0, shown.output
+    rows = json.loads(shown.stdout)["rows"]
+    assert rows[0]["s"] == 0
+    assert rows[0]["mean"] == pytest.approx(0.0392, rel=0.01)
+    assert (tmp_path / "4.png").read_bytes().startswith(b"\x89PNG")
+
+
+BAD = [
+    (["compare", "berut", "--workers", "9", "--blocks", "3", "--responders", "7"], "no code is called 'berut'"),
+    (["compare", "berrut:knots=3", "--workers", "9", "--blocks", "3", "--responders", "7"], "has no option 'knots=3'"),
+    (["compare", "berrut:nodes=gauss", "--workers", "9", "--blocks", "3", "--responders", "7"], "nodes must be one of"),
+    (["compare", "lagrange:degree=x", "--workers", "9", "--blocks", "3", "--responders", "7"], "must be of type int"),
+    (["compare", "berrut", "--workers", "3", "--blocks", "9", "--responders", "2"], "at least as many workers"),
+    (["compare", "berrut", "--workers", "9", "--blocks", "3", "--responders", "10"], "responders must lie in 1..9"),
+    (["reproduce", "bacc-fig9"], "choose one of bacc-fig1"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "x.npy"], "there is no file"),
+    (["map", "numpy", "nowhere.npy", "-o", "x.npy"], "MODULE:FUNCTION"),
+    (["map", "no_such_module:f", "nowhere.npy", "-o", "x.npy"], "cannot import"),
+    (["map", "numpy:no_such", "nowhere.npy", "-o", "x.npy"], "has no 'no_such'"),
+    (["map", "numpy:pi", "nowhere.npy", "-o", "x.npy"], "is not a function"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_usage_exits_with_2_and_says_why(arguments: list[str], message: str) -> None:
+    shown = runner.invoke(cli.app, arguments, env={"COLUMNS": "300", "TERM": "dumb"})
+    assert shown.exit_code == 2
+    assert message in " ".join(shown.output.replace("│", " ").split())
+    assert "Traceback" not in shown.output
+
+
+@pytest.mark.parametrize("stop", ["first:0", "first:x", "deadline:-1", "never", "all:3"])
+def test_bad_stop_rules(blocks: Path, stop: str) -> None:
+    shown = runner.invoke(cli.app, ["map", "numpy:tanh", str(blocks), "-o", "x.npy", "--stop", stop])
+    assert shown.exit_code == 2
+
+
+def test_a_failing_function_exits_with_1_and_its_traceback(blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("def f(x):\n    raise ValueError('no good')\n")
+    done = run("map", f"{tmp_path}/failing.py:f", str(blocks), "-o", str(tmp_path / "o.npy"), "--workers", "9")
+    assert done.returncode == 1
+    assert "anyk: the function failed on worker" in done.stderr
+    assert "ValueError: no good" in done.stderr
+    assert "anyk/cli.py" not in done.stderr
+
+
+def test_nan_blocks_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.array([1.0, np.nan, 2.0]))
+    done = run("map", "numpy:tanh", str(tmp_path / "b.npy"), "-o", str(tmp_path / "o.npy"))
+    assert done.returncode == 1
+    assert "block 1 holds 1 non-finite value" in done.stderr
+    assert "Traceback" not in done.stderr
