@@ -42,7 +42,13 @@ def raw_numpy(leaf: Any) -> Array:
     """
     if type(leaf) is np.ndarray:
         array = leaf
+    elif isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+        raise TypeError(
+            "some entries of a masked array are masked, and coding would use what lies below: fill them first"
+        )
     elif array_api_compat.is_torch_array(leaf):
+        if leaf.layout != sys.modules["torch"].strided:
+            raise TypeError(f"expected dense tensors, got one of layout {leaf.layout}: call to_dense() first")
         try:
             array = leaf.detach().cpu().resolve_conj().resolve_neg().numpy()
         except TypeError as error:  # bfloat16 and the 8-bit floats have no NumPy counterpart

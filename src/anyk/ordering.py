@@ -21,10 +21,22 @@ def _distances(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(np.maximum(squared, 0)))
 
 
+def _real_rows(blocks: ArrayLike, most: int | None = None) -> NDArray[np.float64]:
+    """The blocks as rows of float64, complex entries as pairs; of more than `most` columns a fixed random subset."""
+    array = np.asarray(blocks)
+    if array.ndim == 0:
+        raise ValueError(f"expected blocks along a leading axis, got a scalar: {array}")
+    rows = array.reshape(len(array), int(np.prod(array.shape[1:], dtype=np.int64)))
+    if most is not None and rows.shape[1] > most:
+        rows = rows[:, np.sort(np.random.default_rng(0).choice(rows.shape[1], most, replace=False))]
+    if np.iscomplexobj(rows):
+        rows = np.concatenate([rows.real, rows.imag], axis=1)
+    return np.asarray(rows, dtype=np.float64)
+
+
 def path_length(blocks: ArrayLike, order: ArrayLike | None = None) -> float:
     """Length of the open path that visits the rows of `blocks` (K, features) in `order`."""
-    rows = np.asarray(blocks, dtype=np.float64)
-    rows = rows.reshape(len(rows), -1)
+    rows = _real_rows(blocks)
     if order is not None:
         rows = rows[np.asarray(order)]
     return float(np.linalg.norm(np.diff(rows, axis=0), axis=1).sum())
@@ -50,20 +62,16 @@ def path_order(blocks: ArrayLike) -> NDArray[np.intp]:
     >>> path_order([0.3, -1.0, 0.9])
     array([1, 0, 2])
     """
-    rows = np.asarray(blocks)
-    rows = rows.reshape(len(rows), -1)
-    if rows.shape[1] > _FEATURES:
-        rows = rows[:, np.sort(np.random.default_rng(0).choice(rows.shape[1], _FEATURES, replace=False))]
-    if np.iscomplexobj(rows):
-        rows = np.concatenate([rows.real, rows.imag], axis=1)
-    rows = np.nan_to_num(rows.astype(np.float64, copy=False))
+    rows = np.nan_to_num(_real_rows(blocks, _FEATURES))
     count = len(rows)
     if rows.shape[1] == 1:
         return np.argsort(rows[:, 0], kind="stable")
-    if count < 3:
+    if count < 3 or rows.shape[1] == 0:
         return np.arange(count)
     scale = np.abs(rows).max()
-    distance = _distances(rows / scale if scale > 0 else rows)
+    if scale > 0:
+        rows = rows / scale
+    distance = _distances(rows)
     starts = {int(distance.sum(axis=1).argmax()), int(rows.sum(axis=1).argmin()), int(rows.sum(axis=1).argmax())}
     paths = [_nearest_neighbours(distance, start) for start in sorted(starts)]
     best = min(paths, key=lambda path: float(distance[path[:-1], path[1:]].sum()))
