@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anyk import BerrutCode, LagrangeCode, RepetitionCode, UncodedCode
 from anyk.analysis import Figures, Spread, compare, figures, sample_responders
 
-steady = settings(derandomize=True, deadline=None, max_examples=40)
+steady = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 @given(st.integers(1, 20), st.data())

@@ -6,7 +6,7 @@ import array_api_strict as xp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anyk import blocks as B
@@ -14,7 +14,7 @@ from anyk.errors import BlocksError
 from anyk.interpolation import berrut_matrix
 from anyk.points import chebyshev_first, chebyshev_second
 
-steady = settings(derandomize=True, deadline=None, max_examples=80)
+steady = settings(derandomize=True, deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 M = berrut_matrix(chebyshev_second(5), chebyshev_first(3))  # (5, 3)
 X = np.random.default_rng(0).standard_normal((3, 4, 2))
 EXPECTED = np.tensordot(M, X, axes=1)

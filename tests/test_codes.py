@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import anyk
@@ -17,7 +17,7 @@ from anyk.errors import DisagreeingReplies
 from anyk.testing import check_code
 
 FAMILIES = ["chebyshev", "equidistant", "equidistant-closed", "approxifer"]
-steady = settings(derandomize=True, deadline=None, max_examples=60)
+steady = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 CODES = [
     *(

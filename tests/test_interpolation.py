@@ -7,7 +7,7 @@ from pathlib import Path
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import BarycentricInterpolator
 
@@ -16,7 +16,7 @@ from anyk.interpolation import berrut_matrix, chebyshev_basis, lagrange_matrix
 from anyk.points import chebyshev_first, chebyshev_second, equidistant_closed, half_open_chebyshev
 
 VECTORS = Path(__file__).parents[2] / "shared" / "expected" / "vectors.json"
-steady = settings(derandomize=True, deadline=None, max_examples=60)
+steady = settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def vectors(kind):
