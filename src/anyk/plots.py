@@ -121,7 +121,7 @@ def curves(
     for index, (name, (x, y)) in enumerate(lines.items()):
         ax.plot(
             np.asarray(x), np.asarray(y), "--o" if name in dashed else "-o",
-            color=COLOURS[index % len(COLOURS)], label=name, markersize=4,
+            color=COLOURS[index % len(COLOURS)], label=name, markersize=4 if np.size(x) < 60 else 0,
         )  # fmt: skip
     if log:
         ax.set_yscale("log")

@@ -45,4 +45,7 @@ class Table:
         """Draw it with matplotlib; returns the axes."""
         from ..plots import curves
 
-        return curves(self.curves(), ax, xlabel=self.x, ylabel=self.y, title=self.title)
+        label = "relative error" if self.y in ("mean", "median") else self.y
+        label += f", {self.y}" if label != self.y else ""
+        stragglers = "stragglers s" if self.x == "s" else self.x
+        return curves(self.curves(), ax, xlabel=stragglers, ylabel=label, title=self.title)
