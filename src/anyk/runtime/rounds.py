@@ -153,7 +153,8 @@ class _Round:
 
     def begin(self) -> None:
         """Hear what came since the last round, then feed everybody who is free."""
-        self.hear(deque(self.workers.poll(0)))
+        while events := self.workers.poll(0):
+            self.hear(deque(events))
         free = []
         for worker in self.who:
             if worker in self.ledger.busy:

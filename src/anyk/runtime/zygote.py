@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 __all__ = ["Zygote", "main"]
 
@@ -122,7 +122,7 @@ class Zygote:
         self._control = ours
         self._lines = ours.makefile("r")
         self._exits: dict[int, int] = {}
-        self.close = weakref.finalize(self, _close, ours, self._process, os.getpid())
+        self.close = weakref.finalize(self, _close, ours, self._lines, self._process, os.getpid())
 
     def fork(self, end: socket.socket) -> int:
         """Start a worker on its end of a socket pair; its process id."""
@@ -152,8 +152,10 @@ class Zygote:
     def epitaph(self, pid: int) -> str:
         """How a worker ended."""
         for _ in range(50):
-            with contextlib.suppress(OSError, RuntimeError):
+            try:
                 self.kill(pid)
+            except (OSError, RuntimeError):  # this process has ended, and its children with it
+                break
             if pid in self._exits:
                 code = os.waitstatus_to_exitcode(self._exits.pop(pid))
                 return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
@@ -161,11 +163,12 @@ class Zygote:
         return "is gone"
 
 
-def _close(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _close(control: socket.socket, lines: TextIO, process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a fork of the master must not end the master's workers
         return
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)
+    lines.close()
     control.close()
     try:
         process.wait(timeout=5)
