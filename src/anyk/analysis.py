@@ -83,13 +83,13 @@ class Figures:
 
 
 def sample_responders(code: Code, responders: int, trials: int, rng: int | np.random.Generator) -> NDArray[np.intp]:
-    """Random sets of that many distinct active workers, each set equally likely.
+    """Random sets of that many distinct workers, each set equally likely; idle workers may be among them.
 
     Parameters
     ----------
     code : Code
     responders : int
-        Size of a set, 1 .. ``len(code.active)``.
+        Size of a set, 1 .. ``code.workers``.
     trials : int
         Number of sets; a set may come up twice.
     rng : int or numpy.random.Generator
@@ -101,17 +101,16 @@ def sample_responders(code: Code, responders: int, trials: int, rng: int | np.ra
     Examples
     --------
     >>> from anyk import UncodedCode
-    >>> sample_responders(UncodedCode(workers=9, blocks=3), responders=3, trials=2, rng=0)
-    array([[0, 1, 2],
-           [0, 1, 2]])
+    >>> sample_responders(UncodedCode(workers=9, blocks=3), responders=3, trials=2, rng=0).shape
+    (2, 3)
     """
     _check(code, responders, trials)
-    order = np.random.default_rng(rng).random((trials, len(code.active))).argsort(axis=1)
-    return np.array(code.active, dtype=np.intp)[np.sort(order[:, :responders], axis=1)]
+    order = np.random.default_rng(rng).random((trials, code.workers)).argsort(axis=1)
+    return np.sort(order[:, :responders], axis=1)
 
 
 def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Figures:
-    """The figures of a code over sets of `responders` active workers.
+    """The figures of a code over sets of `responders` workers.
 
     All sets are tried where there are no more than `trials` of them, so that the worst is the worst; otherwise `trials`
     random ones.
@@ -127,8 +126,8 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
     """
     _check(code, responders, trials)
     subsets: Iterable[Any]
-    if math.comb(len(code.active), responders) <= trials:
-        subsets = list(itertools.combinations(code.active, responders))
+    if math.comb(code.workers, responders) <= trials:
+        subsets = list(itertools.combinations(range(code.workers), responders))
     else:
         subsets = sample_responders(code, responders, trials, seed)
     rows: list[list[float]] = []
@@ -172,10 +171,7 @@ def compare(codes: Iterable[Code], responders: int, trials: int = 200, seed: int
 
 
 def _check(code: Code, responders: int, trials: int) -> None:
-    if not 1 <= responders <= len(code.active):
-        raise ValueError(
-            f"responders must lie in 1..{len(code.active)} (the workers of {code!r} with something to do), "
-            f"got {responders}"
-        )
+    if not 1 <= responders <= code.workers:
+        raise ValueError(f"responders must lie in 1..{code.workers} (the workers of {code!r}), got {responders}")
     if trials < 1:
         raise ValueError(f"trials must be at least 1, got {trials}")

@@ -36,7 +36,12 @@ def sweep(viscosity: float) -> Array:
     mu = float(viscosity)
     times = np.linspace(0, 6, 200)
     solution = solve_ivp(
-        lambda t, y: [y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]], (0, 6), [2.0, 0.0], t_eval=times, rtol=1e-8
+        lambda t, y: [y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]],
+        (0, 6),
+        [2.0, 0.0],
+        t_eval=times,
+        rtol=1e-12,
+        atol=1e-12,
     )
     return np.asarray(solution.y[0])
 
@@ -73,7 +78,7 @@ def _digits(seed: int) -> tuple[Callable[[Array], Array], Array, Array]:
 def faults_for(seed: int, active: int = WORKERS) -> dict[int, Fault]:
     """Three slow workers, one that hangs and one that is killed in mid-task, drawn among the first `active`."""
     chosen = np.random.default_rng(seed).choice(active, 5, replace=False).tolist()
-    kinds: list[Fault] = [Slow(2.0), Slow(2.5), Slow(3.0), Hang(), Crash(after=0.005)]
+    kinds: list[Fault] = [Slow(2.0), Slow(2.5), Slow(3.0), Hang(), Crash(after=0.05)]
     return dict(zip(chosen, kinds, strict=True))
 
 

@@ -15,7 +15,7 @@ __all__ = ["curves", "new_axes", "save", "timeline"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
-COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
+COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000", "#882255")
 
 
 def new_axes(width: float = 8.0, height: float = 4.5) -> Any:
@@ -89,7 +89,7 @@ def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
     ax.set(xlim=(0, right), xlabel="seconds", ylabel="worker")
     ax.set_ylim(max(run.workers, default=0) + 0.7, min(run.workers, default=0) - 0.7)
     ax.set_title(title or f"{len(run.responders)} of {len(run.workers)} workers answered in time")
-    ax.legend(loc="lower right", fontsize=9)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.09), ncol=4, frameon=False, fontsize=9)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax

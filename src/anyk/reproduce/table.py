@@ -35,7 +35,7 @@ class Table:
         found: dict[str, tuple[list[float], list[float]]] = {}
         for row in self.rows:
             if row[self.x] is not None and row[self.y] is not None:
-                name = ", ".join(str(row[column]) for column in self.by)
+                name = ", ".join(f"{c} = {row[c]}" if isinstance(row[c], int) else str(row[c]) for c in self.by)
                 xs, ys = found.setdefault(name, ([], []))
                 xs.append(row[self.x])
                 ys.append(row[self.y])
