@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,10 +52,10 @@ class StopRule(ABC):
         """Raise ValueError if the rule can never be met with that many workers."""
 
     def __or__(self, other: StopRule) -> StopRule:
-        return _Either(self, other)
+        return _Combined(self, other, any)
 
     def __and__(self, other: StopRule) -> StopRule:
-        return _Both(self, other)
+        return _Combined(self, other, all)
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,18 @@ class Sufficient(StopRule):
 
 
 @dataclass(frozen=True, repr=False)
-class _Either(StopRule):
+class _Combined(StopRule):
+    """Two rules, of which one (`any`) or both (`all`) must be met."""
+
     left: StopRule
     right: StopRule
+    how: Callable[[Iterable[bool]], bool]
 
     def met(self, progress: Progress) -> bool:
-        return self.left.met(progress) or self.right.met(progress)
+        return self.how(rule.met(progress) for rule in (self.left, self.right))
 
     def possible(self, progress: Progress) -> bool:
-        return self.left.possible(progress) or self.right.possible(progress)
+        return self.how(rule.possible(progress) for rule in (self.left, self.right))
 
     def wakeups(self) -> tuple[float, ...]:
         return self.left.wakeups() + self.right.wakeups()
@@ -149,27 +152,9 @@ class _Either(StopRule):
         self.right.check(workers)
 
     def __repr__(self) -> str:
-        return f"{self.left!r} | {self.right!r}"
-
-
-@dataclass(frozen=True, repr=False)
-class _Both(StopRule):
-    left: StopRule
-    right: StopRule
-
-    def met(self, progress: Progress) -> bool:
-        return self.left.met(progress) and self.right.met(progress)
-
-    def possible(self, progress: Progress) -> bool:
-        return self.left.possible(progress) and self.right.possible(progress)
-
-    def wakeups(self) -> tuple[float, ...]:
-        return self.left.wakeups() + self.right.wakeups()
-
-    def check(self, workers: int) -> None:
-        self.left.check(workers)
-        self.right.check(workers)
-
-    def __repr__(self) -> str:
-        both = (f"({rule!r})" if isinstance(rule, _Either) else repr(rule) for rule in (self.left, self.right))
-        return " & ".join(both)
+        if self.how is any:
+            return f"{self.left!r} | {self.right!r}"
+        loose = (isinstance(rule, _Combined) and rule.how is any for rule in (self.left, self.right))
+        return " & ".join(
+            f"({r!r})" if inner else repr(r) for r, inner in zip((self.left, self.right), loose, strict=True)
+        )
