@@ -21,9 +21,9 @@ def progress_bar(wanted: bool | None, workers: int) -> ProgressBar | None:
         None: only on a terminal, and only for rounds that last longer than half a second.
     workers : int
     """
-    if wanted is None and not sys.stderr.isatty():
-        return None
-    return ProgressBar(bool(wanted), workers)
+    if wanted or (wanted is None and sys.stderr.isatty()):
+        return ProgressBar(bool(wanted), workers)
+    return None
 
 
 class ProgressBar:
@@ -60,6 +60,7 @@ class ProgressBar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = [TextColumn("answered"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[marks]}")]
-        self.bar = Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+        console = Console(stderr=True)  # elsewhere than on a terminal only the end is drawn: no thread for that
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=console, auto_refresh=console.is_terminal)
         self.task = self.bar.add_task("round", total=len(self.marks), marks="")
         self.bar.start()

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["Event", "Failure", "Layout", "Task", "Workers", "WorkersBase", "whole"]
 
+_OURS = ("/anyk/runtime/", "/anyk/mapping.py")
 Task = Callable[..., Any]
 Layout = tuple[tuple[int, ...], DTypeLike]
 
@@ -40,7 +41,7 @@ class Failure:
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if "/anyk/runtime/" not in frame.filename.replace("\\", "/")
+            if not any(part in frame.filename.replace("\\", "/") for part in _OURS)
         ]
         lines = traceback.format_exception_only(type(error), error)
         head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
