@@ -129,14 +129,14 @@ class Corrupt:
 
 
 def _noise(y: NDArray[Any], scale: float, rng: np.random.Generator) -> NDArray[Any]:
-    size = float(np.sqrt(np.mean(np.abs(y) ** 2))) or 1.0
+    size = float(np.linalg.norm(y) / np.sqrt(max(y.size, 1))) or 1.0
     return np.asarray(y + (scale * size * rng.standard_normal(y.shape))).astype(np.result_type(y, np.float16))
 
 
 _CORRUPTIONS: dict[str, Callable[..., Any]] = {
     "noise": _noise,
     "scale": lambda y, scale, rng: (y * scale).astype(np.result_type(y, np.float16)),
-    "negate": lambda y, scale, rng: -y,
+    "negate": lambda y, scale, rng: -(y.astype(np.float64) if y.dtype.kind in "bu" else y),
     "zero": lambda y, scale, rng: np.zeros_like(y),
     "nan": lambda y, scale, rng: np.full_like(y, np.nan, dtype=np.result_type(y, np.float16)),
     "inf": lambda y, scale, rng: np.full_like(y, np.inf, dtype=np.result_type(y, np.float16)),

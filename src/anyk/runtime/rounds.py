@@ -105,6 +105,22 @@ def _screen(value: Any, allow_nan: bool) -> Reply | Failure | str:
     return Reply(native, arrays, spec)
 
 
+class _Disjoint(Collection[int]):
+    """Two sets as one, as they are at any time: with thousands of workers a union for each event would take long."""
+
+    def __init__(self, left: set[int], right: set[int]) -> None:
+        self.left, self.right = left, right
+
+    def __len__(self) -> int:
+        return len(self.left) + len(self.right)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self.left, self.right)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self.left or worker in self.right
+
+
 class _Round:
     """One round in progress."""
 
@@ -256,9 +272,9 @@ class _Round:
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
         arrived: deque[Event] = deque()
+        pending = _Disjoint(self.pending, self.waiting)
         try:
             while True:
-                pending = self.pending | self.waiting if self.waiting else self.pending
                 elapsed = self.elapsed() if pending else math.inf  # nobody is left to wait for
                 progress = Progress(self.best.keys(), pending, elapsed, sufficient)
                 if stop.met(progress):
