@@ -108,6 +108,18 @@ def test_hanging_for_ever_is_an_error_on_a_virtual_clock() -> None:
         anyk.map(lambda x: x, X, code=anyk.UncodedCode(4, 4), workers=workers, faults={1: anyk.Hang()})
 
 
+@pytest.mark.parametrize("start", [0.1, 1e3, 1e9, 1e15])
+def test_deadlines_end_however_late_it_is(start: float) -> None:
+    with anyk.SimulatedWorkers(4, anyk.Deterministic(start / 3)) as workers:
+        anyk.map(lambda x: x, X, code=anyk.UncodedCode(4, 4), workers=workers, stop=anyk.All())
+        for seconds in (1e-9, 0.1, 0.7, 30.0):
+            with pytest.raises(anyk.TooFewResponders):
+                anyk.map(lambda x: x, X, code=anyk.UncodedCode(4, 4), workers=workers, stop=anyk.Deadline(seconds),
+                         faults=dict.fromkeys(range(4), anyk.Hang()))  # fmt: skip
+            for worker in range(4):
+                workers.drop(worker)
+
+
 def test_ten_thousand_workers() -> None:
     blocks = np.random.default_rng(0).standard_normal((100, 10)).cumsum(axis=0)
     with anyk.SimulatedWorkers(10_000, anyk.Pareto(shape=1.5), seed=1) as workers:

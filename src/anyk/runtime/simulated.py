@@ -119,6 +119,8 @@ class SimulatedWorkers(WorkersBase):
                 for event in events
             ]
         limit = np.inf if timeout is None else self._clock + timeout
+        if timeout and limit == self._clock:  # too short for the clock's precision, but time must go on
+            limit = float(np.nextafter(self._clock, np.inf))
         while self._queue and self._queue[0][0] <= limit:
             entry = heapq.heappop(self._queue)
             at, _, generation, worker, token, fn, args, seconds = entry
