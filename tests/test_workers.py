@@ -416,6 +416,23 @@ def test_functions_of_every_origin(tmp_path: Path) -> None:
     assert [json.loads(line) for line in done.stdout.splitlines()] == [[3.0, 6.0]] * 10
 
 
+def test_a_low_limit_of_open_files(tmp_path: Path) -> None:
+    """Every worker takes a socket and two segments."""
+    call = """
+workers.close()
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+with anyk.LocalWorkers(48) as workers:
+    for size in (20_000, 300_000):
+        result = anyk.map(work, np.ones((48, size)), code=anyk.UncodedCode(48, 48), workers=workers)
+print(result.value.shape, len(result.run.responders))
+"""
+    process, _ = launch(tmp_path, "pass", call)
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert "(48, 300000) 48" in out
+
+
 def test_output_that_nobody_reads_costs_no_worker(tmp_path: Path) -> None:
     body = "print('x'); sys.stdout.close()"
     process, _ = launch(tmp_path, body, MAP + "\nprint(result.run.responders)")

@@ -50,7 +50,7 @@ class Run:
     failed : dict of int to str
         Workers whose function raised, that were lost, or whose reply was refused (NaN, another shape, ...), and why.
     seconds : float
-        From the start of the round to its stop, without encoding and decoding.
+        From the start of the round to its stop; encoding lies within it, decoding does not.
     encode_seconds, decode_seconds : float
         Time of the master.
     answered_at : dict of int to float

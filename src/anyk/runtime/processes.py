@@ -32,6 +32,7 @@ __all__ = ["LocalWorkers"]
 
 _HEAVY = ("numpy", "scipy", "scipy.linalg", "scipy.integrate", "torch", "sklearn", "pandas", "numba", "jax")
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_DESCRIPTORS = 4  # open files for each worker: its socket, its two segments, and one more when they grow
 _REMEMBERED = 8  # published values that are kept for the case that they are published again
 _numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
 _SPARE = 4  # shared segments that are kept for the next large value
@@ -69,6 +70,18 @@ class _Worker:
     sequence: int = 0  # of the task in flight; 0 when idle
     holds: list[Any] = field(default_factory=list)  # what must stay as it is while the task runs
     lost: bool = False
+
+
+def _make_room(descriptors: int) -> None:
+    """Raise the soft limit of open files, as far as the hard one allows, where so many more would come near it."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = descriptors + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _preload(names: Iterable[str] | None) -> list[str]:
@@ -113,6 +126,7 @@ class LocalWorkers(WorkersBase):
         if isinstance(preload, str):
             raise TypeError(f"preload must be a list of module names, got {preload!r}")
         self._setup = (_preload(preload), int(threads))
+        _make_room(_DESCRIPTORS * n)
         self._zygote = Zygote(*self._setup)
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
@@ -253,6 +267,8 @@ class LocalWorkers(WorkersBase):
         prefix = pickle.dumps(news, 5) if any(news) else b""
         payload = wire.LENGTH.pack(len(prefix)) + prefix + packed
         self._send(worker, wire.frame(wire.TASK, each.sequence, payload, len(descriptors)), descriptors)
+        if each.inbox is not None and each.inbox.number in fresh:
+            each.inbox.close()  # both sides have it mapped
 
     def _locate(self, each: _Worker, buffers: list[pickle.PickleBuffer]) -> list[tuple[int, int, int]] | None:
         """Where the buffers lie in the worker's inbox; they are copied there unless they were allocated there."""
@@ -346,6 +362,8 @@ class LocalWorkers(WorkersBase):
                 del each.received[: wire.HEADER.size + length]
                 for _ in range(descriptors):
                     number = max(each.outboxes, default=0) + 1
+                    if not each.descriptors:
+                        raise wire.Malformed("its shared memory did not arrive; too many open files?")
                     each.outboxes = {number: Segment.received(each.descriptors.pop(0))}
                 self._frame(index, kind, sequence, memoryview(payload))
         except (ValueError, IndexError, OSError) as error:  # it no longer speaks our language: do not listen any more

@@ -72,7 +72,9 @@ class Segment:
         if seals & _SEALS != _SEALS or size == 0:
             os.close(fd)
             raise ValueError("the shared memory is not sealed")
-        return cls(fd, size)
+        segment = cls(fd, size)
+        segment.close()  # mapped: the descriptor has done its work
+        return segment
 
     def offset_of(self, array: NDArray[Any] | memoryview) -> int | None:
         """Where an array lies inside this segment, or None if it lies elsewhere."""
