@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import anyk
 from anyk.runtime.faults import Crashed
 
+# whatever else the tests have imported (torch, say) is not loaded again for each set of workers
+Local = functools.partial(anyk.LocalWorkers, preload=())
 N = 8
 X = np.linspace(1.0, 2.0, 4)
 COPIES = anyk.RepetitionCode(N, 4)
@@ -18,7 +21,7 @@ COPIES = anyk.RepetitionCode(N, 4)
 
 @pytest.fixture(params=["local", "threads", "simulated"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
-    make = {"local": anyk.LocalWorkers, "threads": anyk.ThreadWorkers, "simulated": anyk.SimulatedWorkers}
+    make = {"local": Local, "threads": anyk.ThreadWorkers, "simulated": anyk.SimulatedWorkers}
     with make[request.param](N) as workers:
         yield workers
 
@@ -146,7 +149,7 @@ def test_random_tables_are_reproducible_and_follow_their_rates() -> None:
 def test_a_random_table_gives_the_same_rounds_on_every_engine() -> None:
     table = anyk.random_faults(N, 6, {anyk.Raise("x"): 0.1, anyk.Corrupt("inf"): 0.1, anyk.Crash(): 0.1}, seed=3)
     story = []
-    for make in (anyk.LocalWorkers, anyk.ThreadWorkers, anyk.SimulatedWorkers):
+    for make in (Local, anyk.ThreadWorkers, anyk.SimulatedWorkers):
         with anyk.FaultyWorkers(make(N), table) as workers:
             rounds = []
             for _ in range(6):

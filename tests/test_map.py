@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -30,6 +31,8 @@ from anyk.errors import (
     WorkersClosed,
 )
 
+# whatever else the tests have imported (torch, say) is not loaded again for each set of workers
+Local = functools.partial(anyk.LocalWorkers, preload=())
 N = 8
 X = np.linspace(0.0, 1.0, 4)
 COPIES = anyk.RepetitionCode(N, 4)
@@ -405,7 +408,7 @@ def test_replies_without_a_majority(engine: Any) -> None:
 
 def test_too_few_before_the_deadline_keeps_what_arrived(engine: Any) -> None:
     faults = {worker: anyk.Hang() for worker in (1, 3)}
-    with anyk.LocalWorkers(4) if isinstance(engine, anyk.LocalWorkers) else _like(engine, 4) as workers:
+    with _like(engine, 4) as workers:
         with pytest.raises(anyk.TooFewResponders) as caught:
             anyk.map(
                 lambda x: {"y": 2 * x}, X, code=anyk.UncodedCode(4, 4), workers=workers,
@@ -417,7 +420,7 @@ def test_too_few_before_the_deadline_keeps_what_arrived(engine: Any) -> None:
 
 
 def _like(engine: Any, n: int) -> Any:
-    return anyk.LocalWorkers(n) if isinstance(engine, anyk.FaultyWorkers) else type(engine)(n)
+    return Local(n) if isinstance(engine, anyk.FaultyWorkers | anyk.LocalWorkers) else type(engine)(n)
 
 
 def test_rounding_that_would_spoil_the_answer_is_refused() -> None:

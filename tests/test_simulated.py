@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import anyk
 from anyk.runtime.latency import Latency
 
+# whatever else the tests have imported (torch, say) is not loaded again for each set of workers
+Local = functools.partial(anyk.LocalWorkers, preload=())
 X = np.linspace(0.0, 1.0, 4)
 
 
@@ -136,7 +139,7 @@ def test_the_same_value_as_real_workers() -> None:
     code = anyk.BerrutCode(12, 6)
     faults: dict[int, Any] = {3: anyk.Raise(), 7: anyk.Corrupt("nan"), 9: anyk.Corrupt("scale", 2.0)}
     values = []
-    for make in (anyk.SimulatedWorkers, anyk.ThreadWorkers, anyk.LocalWorkers):
+    for make in (anyk.SimulatedWorkers, anyk.ThreadWorkers, Local):
         with make(12) as workers:
             values.append(anyk.map(np.sin, blocks, code=code, workers=workers, stop=anyk.All(), faults=faults).value)
     assert np.array_equal(values[0], values[1])

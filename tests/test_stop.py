@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import anyk
 from anyk.runtime.stop import Progress
 
+# whatever else the tests have imported (torch, say) is not loaded again for each set of workers
+Local = functools.partial(anyk.LocalWorkers, preload=())
 N = 8
 X = np.linspace(0.0, 1.0, 4)
 COPIES = anyk.RepetitionCode(N, 4)  # workers w and w + 4 hold block w
@@ -21,7 +24,7 @@ COPIES = anyk.RepetitionCode(N, 4)  # workers w and w + 4 hold block w
 @pytest.fixture(params=["local", "threads", "simulated"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     make = {
-        "local": anyk.LocalWorkers,
+        "local": Local,
         "threads": anyk.ThreadWorkers,
         "simulated": lambda n: anyk.SimulatedWorkers(n, anyk.Deterministic(0.01)),
     }[request.param]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -32,6 +33,8 @@ from anyk.runtime import wire
 from anyk.runtime.segments import Segment
 from anyk.runtime.workers import Failure
 
+# whatever else the tests have imported (torch, say) is not loaded again for each set of workers
+Local = functools.partial(anyk.LocalWorkers, preload=())
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
 
 K = np.linspace(0.0, 1.0, 4)
@@ -41,7 +44,7 @@ K = np.linspace(0.0, 1.0, 4)
 
 
 def test_local_workers_obey_the_laws() -> None:
-    check_workers(anyk.LocalWorkers, processes=True, huge=True)
+    check_workers(Local, processes=True, huge=True)
 
 
 def test_thread_workers_obey_the_laws() -> None:
@@ -77,7 +80,7 @@ def test_executor_workers_obey_the_laws(kind: str) -> None:
 def test_wrapped_workers_obey_the_laws() -> None:
     elsewhere = {(0, 10_000): anyk.Crash()}
     check_workers(lambda n: anyk.FaultyWorkers(anyk.ThreadWorkers(n), elsewhere), processes=False)
-    check_workers(lambda n: anyk.FaultyWorkers(anyk.LocalWorkers(n), elsewhere), processes=True, n=2)
+    check_workers(lambda n: anyk.FaultyWorkers(Local(n), elsewhere), processes=True, n=2)
 
 
 @pytest.mark.parametrize("make", [anyk.LocalWorkers, anyk.ThreadWorkers, anyk.SimulatedWorkers])
@@ -102,7 +105,7 @@ def test_no_executors() -> None:
 
 @pytest.fixture
 def local() -> Iterator[anyk.LocalWorkers]:
-    with anyk.LocalWorkers(4) as workers:
+    with Local(4) as workers:
         yield workers
 
 
@@ -119,6 +122,15 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f"not in half a minute: {what}")
+
+
+def gone(*pids: int) -> bool:
+    """Ended; an orphan may stay a zombie until init looks after it."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 def stopped(pid: int) -> bool:
@@ -148,7 +160,7 @@ def test_a_worker_killed_while_idle_is_back_in_the_next_round(local: anyk.LocalW
         before = local.pids
         for victim in victims:
             os.kill(before[victim], signal.SIGKILL)
-            wait_for(lambda pid=before[victim]: not psutil.pid_exists(pid), "death")  # type: ignore[misc]
+            wait_for(lambda pid=before[victim]: gone(pid), "death")  # type: ignore[misc]
         result = identity(local)
         assert result.run.responders == (0, 1, 2, 3)
         assert np.array_equal(result.value, K)
@@ -174,7 +186,7 @@ def test_a_worker_killed_after_its_reply_was_still_right(local: anyk.LocalWorker
     local.submit(3, "last words", echo, large)
     (event,) = answers(local, 1)
     os.kill(local.pids[3], signal.SIGKILL)
-    wait_for(lambda: not psutil.pid_exists(local.pids[3]), "death")
+    wait_for(lambda: gone(local.pids[3]), "death")
     assert np.array_equal(event.value, large)  # its memory outlives it
     assert identity(local).run.responders == (0, 1, 2, 3)
 
@@ -184,7 +196,7 @@ def test_killed_with_the_reply_already_in_the_socket(local: anyk.LocalWorkers) -
     sock = local._workers[0].sock
     wait_for(lambda: _readable(sock, wire.HEADER.size * 3), "the reply")
     os.kill(local.pids[0], signal.SIGKILL)
-    wait_for(lambda: not psutil.pid_exists(local.pids[0]), "death")
+    wait_for(lambda: gone(local.pids[0]), "death")
     first, second = answers(local, 2)
     assert (first.kind, first.token) == ("ok", "sent")
     assert np.array_equal(first.value, np.arange(3.0))
@@ -251,7 +263,7 @@ def test_the_process_that_makes_workers_can_be_replaced(local: anyk.LocalWorkers
     zygote = local._zygote._process
     zygote.kill()
     zygote.wait()
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in local.pids), "the death of its children")
+    wait_for(lambda: gone(*local.pids), "the death of its children")
     assert identity(local).run.responders == (0, 1, 2, 3)
 
 
@@ -267,19 +279,19 @@ def shared_memory() -> set[str]:
 
 
 def test_nothing_is_left_after_close_an_exception_or_del() -> None:
-    with anyk.LocalWorkers(1):
+    with Local(1):
         pass
     before, files, descriptors = family(), shared_memory(), psutil.Process().num_fds()
     large = np.ones((4, 50_000))
-    with anyk.LocalWorkers(4) as workers:
+    with Local(4) as workers:
         anyk.map(lambda x: x, large, code=anyk.RepetitionCode(4, 4), workers=workers)
         assert len(family() - before) == 5
     assert family() == before
-    with contextlib.suppress(KeyError), anyk.LocalWorkers(4) as workers:
+    with contextlib.suppress(KeyError), Local(4) as workers:
         _hung(workers)
         raise KeyError
     assert family() == before
-    workers = anyk.LocalWorkers(4)
+    workers = Local(4)
     _hung(workers)
     workers.publish(large)
     del workers
@@ -293,7 +305,7 @@ def test_nothing_is_left_after_close_an_exception_or_del() -> None:
 
 
 def test_shared_memory_does_not_pile_up() -> None:
-    with anyk.LocalWorkers(2) as workers:
+    with Local(2) as workers:
         for step in range(12):
             refs = [workers.publish(np.full(20_000 * (step + 1), float(i))) for i in range(8)]
             for worker in range(2):
@@ -348,7 +360,7 @@ def test_no_process_survives_its_master(tmp_path: Path, sig: signal.Signals) -> 
     assert process.returncode != 0
     if sig == signal.SIGINT:
         assert "KeyboardInterrupt" in errors
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "the end of all children")
+    wait_for(lambda: gone(*children), "the end of all children")
     assert shared_memory() <= files
 
 
@@ -367,7 +379,7 @@ def test_scripts_without_a_main_guard(tmp_path: Path, call: str) -> None:
     assert process.returncode == 0, errors
     assert "(3, 4)" in out
     assert out.count("printed by a worker") >= 3
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "the end of all children")
+    wait_for(lambda: gone(*children), "the end of all children")
 
 
 def test_functions_of_every_origin(tmp_path: Path) -> None:
@@ -639,7 +651,7 @@ def _without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[], anyk
 
     def make(n: int = 4) -> anyk.LocalWorkers:
         monkeypatch.setattr(Segment, "create", refuse)
-        workers = anyk.LocalWorkers(n)
+        workers = Local(n)
         for worker in range(n):
             workers.submit(worker, (0, worker), refuse_there)
         answers(workers, n)
