@@ -27,17 +27,20 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
                      "VECLIB_MAXIMUM_THREADS", "BLIS_NUM_THREADS")  # fmt: skip
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """Ask Linux to kill this process when its parent ends, should the parent be killed itself."""
     if sys.platform == "linux":
         with contextlib.suppress(Exception):
             import ctypes
 
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:  # it was quicker
+        os._exit(1)
 
 
 def main(fd: int, preload: Iterable[str]) -> None:
     """Run the zygote on its control socket."""
+    zygote = os.getpid()
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in preload:
@@ -70,11 +73,12 @@ def main(fd: int, preload: Iterable[str]) -> None:
                 if pid == 0:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-                    _die_with_parent()
+                    _die_with(zygote)
                     control.close()
                     sys.path[:] = request[1]
                     with contextlib.suppress(OSError):
                         os.chdir(request[2])
+                    os.set_inheritable(descriptors[0], False)  # programs that a task starts must not keep it open
                     serve(socket.socket(fileno=descriptors[0]))
                 os.close(descriptors[0])
                 alive.add(pid)
