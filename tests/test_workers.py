@@ -333,16 +333,22 @@ print("ready", *workers.pids, workers._zygote._process.pid, flush=True)
 """
 
 
-def launch(tmp_path: Path, body: str, call: str) -> tuple[subprocess.Popen[str], list[int]]:
+def launch(tmp_path: Path, body: str, call: str) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A real script, without a main guard; the process and the ids of its children."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(body=body, call=call))
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    process = subprocess.Popen(  # unbuffered: what is read ahead here would be lost to `finish`
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, cwd=tmp_path
     )
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("start")
+    assert process.stdout.readline().startswith(b"start")
     return process, [int(word) for word in process.stdout.readline().split()[1:]]
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    """The rest of what it prints, on both streams, to its end."""
+    out, errors = process.communicate(timeout=60)
+    return out.decode(), errors.decode()
 
 
 MAP = "result = anyk.map(work, np.ones((3, 4)), workers=workers, stop=anyk.All())"
@@ -356,7 +362,7 @@ def test_no_process_survives_its_master(tmp_path: Path, sig: signal.Signals) -> 
     assert len(children) == 5
     wait_for(lambda: len(list(tmp_path.glob("at-work-*"))) == 4, "all at work")
     process.send_signal(sig)
-    _, errors = process.communicate(timeout=60)
+    _, errors = finish(process)
     assert process.returncode != 0
     if sig == signal.SIGINT:
         assert "KeyboardInterrupt" in errors
@@ -375,7 +381,7 @@ def test_no_process_survives_its_master(tmp_path: Path, sig: signal.Signals) -> 
 )
 def test_scripts_without_a_main_guard(tmp_path: Path, call: str) -> None:
     process, children = launch(tmp_path, "print('printed by a worker')", call)
-    out, errors = process.communicate(timeout=60)
+    out, errors = finish(process)
     assert process.returncode == 0, errors
     assert "(3, 4)" in out
     assert out.count("printed by a worker") >= 3
@@ -448,7 +454,7 @@ print(result.value.shape, len(result.run.responders))
 def test_output_that_nobody_reads_costs_no_worker(tmp_path: Path) -> None:
     body = "print('x'); sys.stdout.close()"
     process, _ = launch(tmp_path, body, MAP + "\nprint(result.run.responders)")
-    out, errors = process.communicate(timeout=60)
+    out, errors = finish(process)
     assert process.returncode == 0, errors
     assert "(0, 1, 2, 3)" in out
 

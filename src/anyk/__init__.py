@@ -5,7 +5,8 @@ from .codes import BerrutCode, Code, DataCode, Decoder, LagrangeCode, Repetition
 from .codes.berrut import error_bound, lebesgue_bound
 from .errors import TaskFailed, TooFewResponders
 from .interpolation import lebesgue_constant, lebesgue_function
-from .mapping import Result, map
+from .mapping import Result
+from .mapping import map as map
 from .ordering import path_order
 from .runtime import (
     All,
@@ -14,6 +15,7 @@ from .runtime import (
     Deadline,
     Deterministic,
     ExecutorWorkers,
+    Fault,
     FaultyWorkers,
     FirstK,
     Hang,
@@ -21,6 +23,8 @@ from .runtime import (
     LogNormal,
     Pareto,
     Raise,
+    RoundEvent,
+    Run,
     ShiftedExponential,
     SimulatedWorkers,
     Slow,
@@ -44,6 +48,7 @@ __all__ = [
     "Decoder",
     "Deterministic",
     "ExecutorWorkers",
+    "Fault",
     "FaultyWorkers",
     "FirstK",
     "Hang",
@@ -54,6 +59,8 @@ __all__ = [
     "Raise",
     "RepetitionCode",
     "Result",
+    "RoundEvent",
+    "Run",
     "ShiftedExponential",
     "SimulatedWorkers",
     "Slow",
@@ -70,7 +77,6 @@ __all__ = [
     "lebesgue_bound",
     "lebesgue_constant",
     "lebesgue_function",
-    "map",
     "path_order",
     "random_faults",
 ]

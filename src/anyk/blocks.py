@@ -74,7 +74,11 @@ def raw_numpy(leaf: Any) -> Array:
 def to_numpy(leaf: Any) -> Array:
     """`raw_numpy`, with integers and booleans promoted to float64."""
     array = raw_numpy(leaf)
-    return array.astype(np.float64) if array.dtype.kind in "biu" else array
+    if array.dtype.kind not in "biu":
+        return array
+    if array.dtype.itemsize == 8 and array.size and max(-int(array.min()), int(array.max())) > 1 << 53:
+        raise TypeError("integers beyond 2**53 would be rounded on their way to float64: convert or scale them first")
+    return array.astype(np.float64)
 
 
 def library(leaf: Any) -> str:
@@ -280,6 +284,10 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
     """
     if len(matrix) == 0 or leaf.size == 0:
         return
+    support = matrix != 0
+    if not support.all() and not all(_finite(row) for row in leaf.rows):
+        _apply_by_support(matrix, support, leaf, outs)
+        return
     chosen = np.count_nonzero(matrix, axis=1) == 1
     if chosen.all() and (matrix.sum(axis=1) == 1).all():
         for out, index in zip(outs, matrix.argmax(axis=1), strict=True):
@@ -303,6 +311,25 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
         product = np.matmul(weights, here, out=results[:, : stop - start])
         for out, row in zip(outs, product, strict=True):
             out[start:stop] = row
+
+
+def _finite(row: Array) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.add.reduce(row))) or bool(np.isfinite(row).all())
+
+
+def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
+    """Rows that use the same blocks together, others left out: 0 * NaN is NaN, and a block not used must not matter."""
+    patterns, which = np.unique(support, axis=0, return_inverse=True)
+    for index, pattern in enumerate(patterns):
+        rows, columns = np.flatnonzero(which.ravel() == index), np.flatnonzero(pattern)
+        part = Leaf([leaf.rows[column] for column in columns.tolist()], leaf.shape, leaf.dtype, leaf.like)
+        targets = [outs[row] for row in rows.tolist()]
+        if len(columns):
+            apply(matrix[np.ix_(rows, columns)], part, targets)
+        else:
+            for target in targets:
+                target[...] = 0
 
 
 def _applied(matrix: Array, leaf: Leaf) -> Array:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import cloudpickle
 import typer
 
 __all__ = ["app", "main"]
@@ -184,7 +185,13 @@ def load_function(text: str) -> Any:
             if not path.is_file():
                 raise UsageError(f"there is no file {place}")
             sys.path.insert(0, str(path.parent))
-            module = importlib.import_module(path.stem)
+            spec = importlib.util.spec_from_file_location(f"_anyk_{path.stem}", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            cloudpickle.register_pickle_by_value(module)  # workers cannot import it by that name
         else:
             sys.path.insert(0, os.getcwd())
             module = importlib.import_module(place)

@@ -5,10 +5,11 @@
     Exception
     +-- AnykError
         +-- BlocksError (ValueError)        the input: none, unequal, empty or non-finite blocks
-        +-- TooFewResponders                fewer answers than the code or the stop rule needs
-        +-- UnsafeDecode (ArithmeticError)  rounding alone would swamp the answer
-        +-- TaskFailed (RuntimeError)       the worker's function raised, everywhere that counts
-        +-- DisagreeingReplies              as many answers of one shape or dtype as of another
+        +-- RoundError                      a round brought no answer; carries what arrived
+        |   +-- TooFewResponders                fewer answers than the code or the stop rule needs
+        |   +-- UnsafeDecode (ArithmeticError)  rounding alone would swamp the answer
+        |   +-- TaskFailed (RuntimeError)       the worker's function raised, everywhere that counts
+        |   +-- DisagreeingReplies              as many answers of one kind as of another
         +-- NotPicklable (TypeError)        the function cannot travel to another process
         +-- WorkersClosed (RuntimeError)    the workers were closed, or never opened
     UserWarning
@@ -25,6 +26,7 @@ __all__ = [
     "BlocksError",
     "DisagreeingReplies",
     "NotPicklable",
+    "RoundError",
     "TaskFailed",
     "TooFewResponders",
     "UnsafeDecode",
@@ -40,8 +42,8 @@ class BlocksError(AnykError, ValueError):
     """The blocks to be mapped are missing, unequal, empty or not finite."""
 
 
-class TooFewResponders(AnykError):
-    """Fewer workers answered than the code or the stop rule needs.
+class RoundError(AnykError):
+    """A round that brought no answer.
 
     Attributes
     ----------
@@ -56,12 +58,25 @@ class TooFewResponders(AnykError):
         self.arrived: dict[int, Any] = arrived or {}
         self.run = run
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.__dict__)
 
-class UnsafeDecode(AnykError, ArithmeticError):
+
+def _rebuild(kind: type[RoundError], message: str, attributes: dict[str, Any]) -> RoundError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
+
+
+class TooFewResponders(RoundError):
+    """Fewer workers answered than the code or the stop rule needs."""
+
+
+class UnsafeDecode(RoundError, ArithmeticError):
     """Decoding would amplify rounding beyond the size of the answer."""
 
 
-class TaskFailed(AnykError, RuntimeError):
+class TaskFailed(RoundError, RuntimeError):
     """The function raised on a worker and too few other workers answered.
 
     Attributes
@@ -70,33 +85,18 @@ class TaskFailed(AnykError, RuntimeError):
         Index of the first worker whose function raised.
     traceback_text : str
         That worker's own traceback.
-    arrived, run
-        As in `TooFewResponders`.
     """
 
     def __init__(
         self, message: str, worker: int, traceback_text: str, arrived: dict[int, Any] | None = None, run: Any = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, arrived, run)
         self.worker = worker
         self.traceback_text = traceback_text
-        self.arrived: dict[int, Any] = arrived or {}
-        self.run = run
 
 
-class DisagreeingReplies(AnykError):
-    """As many workers returned one structure, shape or dtype as returned another.
-
-    Attributes
-    ----------
-    arrived, run
-        As in `TooFewResponders`; of the replies, those that look like the first.
-    """
-
-    def __init__(self, message: str, arrived: dict[int, Any] | None = None, run: Any = None) -> None:
-        super().__init__(message)
-        self.arrived: dict[int, Any] = arrived or {}
-        self.run = run
+class DisagreeingReplies(RoundError):
+    """As many workers returned one structure, shape, dtype or (for copies) value as returned another."""
 
 
 class NotPicklable(AnykError, TypeError):

@@ -32,7 +32,7 @@ __all__ = ["Result", "map"]
 
 _WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
 _SMALL = 1 << 14  # bytes; smaller coded blocks are made in one product and sent inside the messages
-_COARSE = 0.6  # relative residual for the identity; random stragglers stay below it, a gap at an end does not
+_COARSE, _WORST = 0.6, 1.5  # residuals for the identity, all blocks and the worst; a gap at an end exceeds one of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +47,17 @@ class Result:
     run : Run
         Who answered, who did not, and when.
     decoder : Decoder
-        The matrix that was applied, with its figures.
-    order : (K,) array or None
-        The path through the blocks that was encoded: block ``order[j]`` took the code's j-th place.
+        The matrix that was applied, with its figures; ``decoder @ replies`` is `value`.
     """
 
     value: Any = field(repr=False)
     run: Run
     decoder: Decoder
-    order: NDArray[np.intp] | None = field(default=None, repr=False)
+
+    @property
+    def order(self) -> NDArray[np.intp] | None:
+        """The path through the blocks that was encoded: block ``order[j]`` took the code's j-th place."""
+        return self.decoder.order
 
     @property
     def code(self) -> Any:
@@ -141,7 +143,8 @@ def map(
     ----------
     fn : callable
         Takes one block, returns an array, a number, or a dict, list or tuple of those. Called on mixtures of blocks,
-        so it must accept any values of their kind.
+        so it must accept any values of their kind. Its argument may lie in memory that the next call reuses: copy
+        what is to be kept beyond the call.
     blocks
         K equal blocks: an array of any array library with a leading axis, a list of arrays or trees, or a dict or
         tuple of arrays with a leading axis. Floating and complex dtypes are kept; integers and booleans become float64.
@@ -270,16 +273,16 @@ def map(
                 decoder = chosen.decoder(run.responders, [reply.arrays for reply in replies.values()])
             except TooFewResponders as short:
                 raise error(str(short)) from None
-            _check(decoder, received)
-            matrix = decoder.matrix
             if permutation is not None:
-                matrix = np.empty_like(decoder.matrix)
-                matrix[permutation] = decoder.matrix
-            value = _blocks.combine(matrix, received)
+                matrix = decoder.matrix[np.argsort(permutation)]
+                matrix.flags.writeable = False
+                decoder = Decoder(chosen, decoder.responders, matrix, permutation)
+            _check(decoder, received)
+            value = _blocks.combine(decoder.matrix, received)
             if parts.listed:
                 value = _blocks.unstack(value, parts.count)
             run.decode_seconds = time.perf_counter() - begun
-            return Result(value, run, decoder, permutation)
+            return Result(value, run, decoder)
 
         result: Result = gather(
             engine,
@@ -330,12 +333,14 @@ def _check(decoder: Decoder, received: Blocks) -> None:
         warnings.warn(
             ApproximationWarning(f"rounding may cost {loss:.1e} of the answer ({figures})"), stacklevel=_outside()
         )
-    if code.approximate and decoder.residual > _COARSE * math.sqrt(len(decoder.matrix)):
+    coarse = decoder.residual > _COARSE * math.sqrt(len(decoder.matrix)) or decoder.worst_residual > _WORST
+    if code.approximates(decoder.responders) and (coarse or not code.approximate):
         warnings.warn(
             ApproximationWarning(
                 f"{count} answers for {len(decoder.matrix)} blocks, or a gap among them, leave a coarse estimate: even "
-                f"the identity would be recovered with a residual of {decoder.residual:.3g} where nothing at all "
-                f"leaves {math.sqrt(len(decoder.matrix)):.3g} ({figures}); wait for more workers"
+                f"the identity would be recovered with a residual of {decoder.residual:.3g}, "
+                f"{decoder.worst_residual:.3g} in the worst block, where no answer at all leaves "
+                f"{math.sqrt(len(decoder.matrix)):.3g} and 1 ({figures}); wait for more workers"
             ),
             stacklevel=_outside(),
         )

@@ -45,17 +45,31 @@ class Decoder:
         Workers whose replies are combined, in the order in which they were asked for.
     matrix : (targets, len(responders)) float64 or complex128, read-only
         Column p multiplies the reply of worker ``responders[p]``.
+    order : (targets,) permutation or None
+        Set by `anyk.map` when it encoded the blocks along a path: block ``order[j]`` took the code's j-th place. The
+        rows of `matrix` are in the order of the blocks.
     """
 
     code: Code
     responders: tuple[int, ...]
     matrix: Matrix = field(repr=False)
+    order: NDArray[np.intp] | None = field(default=None, repr=False)
 
     @cached_property
     def residual(self) -> float:
         """||D G_S - T||_F: zero when the identity function is recovered exactly; needs no data."""
-        difference = self.matrix @ self.code.generator[list(self.responders)] - self.code.target
-        return float(np.linalg.norm(difference))
+        return float(np.linalg.norm(self._difference))
+
+    @cached_property
+    def _difference(self) -> Matrix:
+        """D G_S - T, in the code's order."""
+        matrix = self.matrix if self.order is None else self.matrix[self.order]
+        return np.asarray(matrix @ self.code.generator[list(self.responders)] - self.code.target)
+
+    @cached_property
+    def worst_residual(self) -> float:
+        """The largest row norm of D G_S - T: the identity's error in the worst block; 1 for no answer at all."""
+        return float(np.linalg.norm(self._difference, axis=1).max())
 
     @cached_property
     def noise_amplification(self) -> float:
@@ -126,6 +140,10 @@ class Code(ABC):
     def active(self) -> tuple[int, ...]:
         """Workers that have something to do: a non-zero row of the generator."""
         return tuple(np.flatnonzero(np.any(self.generator != 0, axis=1)).tolist())
+
+    def approximates(self, responders: Iterable[int]) -> bool:
+        """Whether the answer from these responders is approximate even for the functions of `exact_for`."""
+        return self.approximate
 
     def sufficient(self, responders: Iterable[int]) -> bool:
         """Whether these responders can be decoded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,6 +79,10 @@ class LagrangeCode(DataCode):
         if self.below_threshold == "least-squares":
             return count >= min(self.threshold, self.workers)
         return count >= self.threshold
+
+    def approximates(self, responders: Iterable[int]) -> bool:
+        """Below the threshold it does."""
+        return len(set(responders)) < self.threshold
 
     def _generator(self) -> Matrix:
         return lagrange_matrix(self.worker_nodes, self.data_nodes)

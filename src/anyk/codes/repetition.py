@@ -92,9 +92,16 @@ class RepetitionCode(DataCode):
 
     def _majority(self, copies: list[Any], block: int) -> NDArray[np.float64]:
         rows = _blocks.as_matrix(copies)
-        distance = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+        rows = rows.astype(np.result_type(rows, np.float64))
+        finite = np.abs(rows[np.isfinite(rows)])
+        scale = finite.max() if finite.size and finite.max() > 0 else 1.0  # squares must not overflow
+        rows = rows / scale
+        equal = ((rows[:, None] == rows[None]) | (np.isnan(rows[:, None]) & np.isnan(rows[None]))).all(axis=2)
+        with np.errstate(invalid="ignore"):
+            distance = np.linalg.norm(rows[:, None] - rows[None], axis=2)
         size = np.linalg.norm(rows, axis=1)
-        agrees = distance <= self.tolerance * np.maximum(size[:, None], size[None])
+        near = distance <= self.tolerance * np.maximum(size[:, None], size[None])
+        agrees = equal | (np.isfinite(distance) & near)
         votes = agrees.sum(axis=1)
         winners = agrees[votes.argmax()]
         rivals = (votes == votes.max()) & ~winners

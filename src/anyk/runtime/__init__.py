@@ -1,7 +1,8 @@
 """The runtime: workers, stop rules, faults and the one gather loop. It knows no concrete code."""
 
+from .events import RoundEvent, Run
 from .executors import ExecutorWorkers
-from .faults import Corrupt, Crash, FaultyWorkers, Hang, Raise, Slow, random_faults
+from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
 from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
 from .processes import LocalWorkers
 from .simulated import SimulatedWorkers
@@ -18,6 +19,7 @@ __all__ = [
     "Event",
     "ExecutorWorkers",
     "Failure",
+    "Fault",
     "FaultyWorkers",
     "FirstK",
     "Hang",
@@ -25,6 +27,8 @@ __all__ = [
     "LogNormal",
     "Pareto",
     "Raise",
+    "RoundEvent",
+    "Run",
     "ShiftedExponential",
     "SimulatedWorkers",
     "Slow",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 import uuid
@@ -12,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import NotPicklable, WorkersClosed
+from . import faults
 from .faults import Crashed
 from .workers import Event, Failure, WorkersBase
 
@@ -20,8 +22,9 @@ __all__ = ["ExecutorWorkers"]
 _states: dict[str, dict[str, Any]] = {}  # of the workers that live in this process
 
 
-def _run(key: str, packed: bytes) -> tuple[str, Any, float]:
+def _run(key: str, master: int, packed: bytes) -> tuple[str, Any, float]:
     start = time.monotonic()
+    faults.dedicated_process = os.getpid() != master
     try:
         fn, args = cloudpickle.loads(packed)
         value = fn(_states.setdefault(key, {}), *args)
@@ -70,7 +73,7 @@ class ExecutorWorkers(WorkersBase):
                 f"the task cannot be pickled ({error}); pass data as blocks, open files inside"
             ) from error
         try:
-            future = self._executors[worker].submit(_run, self._names[worker], packed)
+            future = self._executors[worker].submit(_run, self._names[worker], os.getpid(), packed)
         except (BrokenExecutor, RuntimeError) as error:
             self._events.put(Event(token, worker, "lost", str(error) or type(error).__name__))
             return

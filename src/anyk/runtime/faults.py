@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -69,7 +68,7 @@ class Crash:
     def run(self, call: Callable[[], Any]) -> Any:
         """Die."""
         time.sleep(self.after)
-        if dedicated_process or multiprocessing.parent_process() is not None:
+        if dedicated_process:
             os.kill(os.getpid(), signal.SIGKILL)
         raise Crashed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import contextlib
 import itertools
+import os
 import pickle
 import selectors
 import socket
@@ -35,6 +36,7 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = 4  # open files for each worker: its socket, its two segments, and one more when they grow
 _REMEMBERED = 8  # published values that are kept for the case that they are published again
 _numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
+_SLICE = 0.5  # seconds between looks at whether the workers have been closed
 _SPARE = 4  # shared segments that are kept for the next large value
 
 
@@ -321,7 +323,8 @@ class LocalWorkers(WorkersBase):
         deadline = None if timeout is None else time.monotonic() + timeout
         wait = 0.0 if self._events else timeout
         while True:
-            for key, mask in self._selector.select(wait):
+            self._check_open()  # another thread may close it meanwhile
+            for key, mask in self._selector.select(_SLICE if wait is None else min(wait, _SLICE)):
                 if mask & selectors.EVENT_WRITE:
                     self._flush(key.data)
                 if mask & selectors.EVENT_READ:
@@ -393,15 +396,22 @@ class LocalWorkers(WorkersBase):
         each = self._workers[index]
         if each.lost:
             return
-        each.lost = True
-        self._selector.unregister(each.sock)
-        each.sock.close()
+        self._bury(each)
         if reason is None:
             reason = self._zygote.epitaph(each.pid)
         else:
             self._kill(each.pid)
         token, each.token, each.sequence, each.holds = each.token, None, 0, []
         self._events.append(Event(token, index, "lost", f"process {each.pid} {reason}"))
+
+    def _bury(self, each: _Worker) -> None:
+        """Stop listening to a process."""
+        each.lost = True
+        self._selector.unregister(each.sock)
+        each.sock.close()
+        for descriptor in each.descriptors:
+            os.close(descriptor)
+        each.descriptors.clear()
 
     def _kill(self, pid: int) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -415,9 +425,7 @@ class LocalWorkers(WorkersBase):
         each = self._workers[worker]
         self._events = [event for event in self._events if event.worker != worker]
         if not each.lost:
-            each.lost = True
-            self._selector.unregister(each.sock)
-            each.sock.close()
+            self._bury(each)
             self._kill(each.pid)
         token, each.token, each.sequence, each.holds = each.token, None, 0, []
         if restart:
@@ -430,9 +438,10 @@ class LocalWorkers(WorkersBase):
         """Kill all processes and free the shared memory. Idempotent."""
         if self._closed:
             return
-        self._closed = True
         for each in self._workers:
-            each.sock.close()
+            if not each.lost:
+                self._bury(each)
+        self._closed = True
         self._selector.close()
         self._zygote.close()
         self._refs.clear()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import blocks as _blocks
-from ..errors import DisagreeingReplies, TaskFailed, TooFewResponders
+from ..errors import DisagreeingReplies, RoundError, TaskFailed, TooFewResponders
 from .events import RoundEvent, Run
 from .faults import Fault, FaultyWorkers, run_faulty
 from .stop import Progress, StopRule
@@ -70,6 +70,9 @@ class Reply:
 
 
 _LEAF = _blocks.flatten(0.0)[1]
+
+
+_LONGEST = 3600.0  # seconds to wait at once; clocks overflow on much longer ones
 
 
 def _finite(array: NDArray[Any]) -> bool:
@@ -167,8 +170,12 @@ class _Round:
             return True
         return False
 
-    def begin(self) -> None:
-        """Hear what came since the last round, then feed everybody who is free."""
+    def begin(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> None:
+        """Hear what came since the last round, then feed everybody who is free.
+
+        Workers that are still at work for an earlier round are needed when those who are free cannot meet the rule.
+        What they are working on will be dropped, and perhaps they hang: then they are started afresh.
+        """
         while events := self.workers.poll(0):
             self.hear(deque(events))
         free = []
@@ -179,6 +186,14 @@ class _Round:
                 self.fail(worker, f"lost: {self.ledger.lost[worker]}")
             else:
                 free.append(worker)
+        if self.waiting and not stop.possible(Progress((), set(free), 0.0, sufficient)):
+            for worker in sorted(self.waiting):
+                if self.workers.drop(worker, restart=True):
+                    self.ledger.busy.pop(worker, None)
+                    self.waiting.discard(worker)
+                    self.tell("restarted", worker)
+                    free.append(worker)
+            free.sort()
         self.start = self.workers.time()
         self.tell("started", detail=len(self.who))
         self.submit(free)
@@ -283,7 +298,7 @@ class _Round:
                     if not pending or not stop.possible(progress):
                         return False
                     due = [at - elapsed for at in stop.wakeups() if at > elapsed]
-                    arrived.extend(self.workers.poll(min(due, default=None)))
+                    arrived.extend(self.workers.poll(min([*due, _LONGEST]) if due else None))
                 if arrived:
                     self.handle(arrived.popleft())
         finally:  # what came in the same breath, but after the reply that counted
@@ -409,7 +424,7 @@ def gather(
     """
     current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify)
     _rounds[workers] = current.number + 1
-    current.begin()
+    current.begin(stop, sufficient)
     met = current.wait(stop, sufficient)
     arrived = {worker: current.best[worker] for worker in sorted(current.best)}
 
@@ -423,4 +438,9 @@ def gather(
         raise DisagreeingReplies(rivals, copies(), current.run)
     if not met:
         raise error(f"{stop!r} cannot be met")
-    return use(arrived, current.run, error)
+    try:
+        return use(arrived, current.run, error)
+    except RoundError as failure:
+        if failure.run is None:
+            failure.run, failure.arrived = current.run, copies()
+        raise

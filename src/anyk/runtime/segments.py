@@ -43,12 +43,13 @@ class Segment:
     """
 
     def __init__(self, fd: int, size: int, number: int = 0, *, readonly: bool = False) -> None:
-        self.fd = fd
+        self.fd = -1  # not ours to close until it is mapped
         self.number = number
         self.size = size
         self._map = mmap.mmap(fd, size, access=mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE)
         self.view = memoryview(self._map)
         self.address = 0 if readonly else int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.fd = fd
 
     @classmethod
     def create(cls, size: int, number: int = 0) -> Segment:
@@ -67,12 +68,15 @@ class Segment:
     @classmethod
     def received(cls, fd: int) -> Segment:
         """A segment that another process made; ValueError unless it is sealed against resizing."""
-        seals = fcntl.fcntl(fd, getattr(fcntl, "F_GET_SEALS", 1034))
-        size = os.fstat(fd).st_size
-        if seals & _SEALS != _SEALS or size == 0:
+        try:
+            seals = fcntl.fcntl(fd, getattr(fcntl, "F_GET_SEALS", 1034))
+            size = os.fstat(fd).st_size
+            if seals & _SEALS != _SEALS or size == 0:
+                raise ValueError("the shared memory is not sealed")
+            segment = cls(fd, size)
+        except BaseException:
             os.close(fd)
-            raise ValueError("the shared memory is not sealed")
-        segment = cls(fd, size)
+            raise
         segment.close()  # mapped: the descriptor has done its work
         return segment
 

@@ -84,17 +84,7 @@ class SimulatedWorkers(WorkersBase):
             return
         self._flying[worker] = token
         seconds = self._draw(worker)
-        if fn is run_faulty:
-            fault, fn, *rest = args
-            if isinstance(fault, Slow):
-                seconds += fault.seconds
-                args = tuple(rest)
-            elif isinstance(fault, Hang):
-                seconds = np.inf
-            elif isinstance(fault, Crash):
-                seconds, fn = fault.after, _crash
-            else:
-                fn = run_faulty
+        fn, args, seconds = _bend(fn, args, seconds)
         if np.isfinite(seconds):
             self._sequence += 1
             entry = (self._clock + seconds, self._sequence, self._generation[worker], worker, token, fn, args, seconds)
@@ -163,6 +153,21 @@ class SimulatedWorkers(WorkersBase):
         """Nothing runs."""
         self._closed = True
         self._queue.clear()
+
+
+def _bend(fn: Any, args: tuple[Any, ...], seconds: float) -> tuple[Any, tuple[Any, ...], float]:
+    """A task, perhaps in several faults, as its fault changes its latency; the others stay wrapped around it."""
+    if fn is not run_faulty:
+        return fn, args, seconds
+    fault, inner, *rest = args
+    inner, rest_args, seconds = _bend(inner, tuple(rest), seconds)
+    if isinstance(fault, Slow):
+        return inner, rest_args, seconds + fault.seconds
+    if isinstance(fault, Hang):
+        return inner, rest_args, np.inf
+    if isinstance(fault, Crash):
+        return _crash, (), min(seconds, fault.after)
+    return run_faulty, (fault, inner, *rest_args), seconds
 
 
 def _crash(state: dict[str, Any], *args: Any) -> Any:

@@ -13,6 +13,8 @@ from .workers import Event, Failure, WorkersBase, whole
 
 __all__ = ["ThreadWorkers"]
 
+_SLICE = 0.5  # seconds between looks at whether the workers have been closed
+
 
 class _Thread:
     """One daemon thread with its own queue; a thread that is given up is simply no longer listened to."""
@@ -87,7 +89,9 @@ class ThreadWorkers(WorkersBase):
         deadline = None if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
         while True:
-            wait = 0.0 if events else None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            self._check_open()  # somebody may close it meanwhile
+            wait = 0.0 if events else _SLICE if deadline is None else max(deadline - time.monotonic(), 0.0)
+            wait = min(wait, _SLICE)
             try:
                 thread, event = self._outbox.get(block=wait != 0.0, timeout=wait)
             except queue.Empty:

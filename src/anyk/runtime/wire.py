@@ -39,6 +39,7 @@ LENGTH = struct.Struct("<I")
 MAGIC = b"ANYK"
 HELLO, TASK, REPLY, FAILURE = range(4)
 _LIBRARIES = ("torch", "array_api_strict", "jax.numpy", "cupy")  # replies arrive in these if the master uses them
+MAX_FRAME = 1 << 36  # bytes of a frame
 MAX_TEXT = 1 << 24  # bytes of a reply's header or a traceback
 
 _DTYPES = {np.dtype(name).str: np.dtype(name) for name in (
@@ -60,7 +61,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, i
     if len(data) < HEADER.size:
         raise Malformed("a frame is longer")
     magic, kind, descriptors, zero, sequence, length = HEADER.unpack_from(data)
-    if magic != MAGIC or kind > FAILURE or zero != 0:
+    if magic != MAGIC or kind > FAILURE or zero != 0 or length > MAX_FRAME:
         raise Malformed("not a frame")
     return kind, descriptors, sequence, length
 

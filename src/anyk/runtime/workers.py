@@ -43,9 +43,13 @@ class Failure:
             for frame in traceback.extract_tb(error.__traceback__)
             if not any(part in frame.filename.replace("\\", "/") for part in _OURS)
         ]
+        try:
+            message = str(error)
+        except Exception:
+            message = "<an exception that cannot be printed>"
         lines = traceback.format_exception_only(type(error), error)
         head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
-        return cls(type(error).__name__, str(error), "".join(head + lines).rstrip())
+        return cls(type(error).__name__, message, "".join(head + lines).rstrip())
 
 
 @dataclass(frozen=True, slots=True)
