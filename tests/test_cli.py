@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +69,39 @@ def test_map_from_a_module_and_from_a_file(blocks: Path, tmp_path: Path) -> None
     assert "wrote" in done.stdout
 
 
+def test_output_has_the_very_name_it_was_given(blocks: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers"
+    done = run("map", "numpy:tanh", str(blocks), "-o", str(out), "--workers", "12", "--code", "uncoded")
+    assert done.returncode == 0, done.stderr
+    assert sorted(tmp_path.iterdir()) == [out, blocks]
+    assert np.array_equal(np.load(out), np.tanh(np.load(blocks)))
+
+
+def test_a_function_that_draws_draws_the_same_on_every_worker(blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text(
+        "import random\nimport numpy as np\n"
+        "def f(x):\n    return np.append(np.random.rand(2), random.random()) + 0 * x\n"
+    )
+    seen = []
+    for seed in ("5", "5", "6"):
+        done = run(
+            "map", f"{tmp_path}/drawing.py:f", str(blocks), "-o", str(tmp_path / "o.npy"), "--workers", "12",
+            "--code", "uncoded", "--seed", seed,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        seen.append(np.load(tmp_path / "o.npy"))
+    assert np.array_equal(seen[0], np.broadcast_to(seen[0][0], (8, 3)))
+    assert np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+
+
+def test_a_coarse_answer_is_warned_of_in_one_line(blocks: Path, tmp_path: Path) -> None:
+    done = run("map", "numpy:tanh", str(blocks), "-o", str(tmp_path / "o.npy"), "--workers", "8", "--stop", "first:2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("anyk: warning: 2 answers for 8 blocks")
+    assert done.stderr.count("\n") == 1
+
+
 def test_compare_json_equals_the_analysis() -> None:
     from anyk import BerrutCode
     from anyk.analysis import figures
@@ -117,6 +152,19 @@ BAD = [
     (["map", "no_such_module:f", "nowhere.npy", "-o", "x.npy"], "cannot import"),
     (["map", "numpy:no_such", "nowhere.npy", "-o", "x.npy"], "has no 'no_such'"),
     (["map", "numpy:pi", "nowhere.npy", "-o", "x.npy"], "is not a function"),
+    (["map", "numpy:", "nowhere.npy", "-o", "x.npy"], "MODULE:FUNCTION"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "no/x.npy"], "there is no folder no; make it first"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "."], "is a folder; name a file"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "x.npy", "--json", "no/x"], "--json no/x: there is no folder no"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "x.npy", "--plot", "x.xyz"], "pictures end in one of"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "x.npy", "--workers", "0"], "greater than or equal to 1"),
+    (["map", "numpy:tanh", "nowhere.npy", "-o", "x.npy", "--order", "up"], "order must be path, none or auto"),
+    (["codes", "--workers", "3", "--blocks", "9"], "at least as many workers"),
+    (["codes", "--json", "no/x"], "there is no folder"),
+    (["compare", "berrut", "--workers", "9", "--blocks", "3", "--responders", "5", "--json", "no/x"], "no folder"),
+    (["reproduce", "bacc-fig4", "--plot", "no/x.png"], "there is no folder"),
+    (["reproduce", "bacc-fig4", "--trials", "0"], "greater than or equal to 1"),
+    (["demo", "--output", __file__], "is a file; name a folder"),
 ]
 
 
@@ -126,6 +174,73 @@ def test_bad_usage_exits_with_2_and_says_why(arguments: list[str], message: str)
     assert shown.exit_code == 2
     assert message in " ".join(shown.output.replace("│", " ").split())
     assert "Traceback" not in shown.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--code", "lagrange:degree=2", "--workers", "9"], "needs 15 answers for 8 blocks and there are 9 workers"),
+        (["--stop", "first:24"], "can never be met"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_work(blocks: Path, options: list[str], message: str) -> None:
+    shown = runner.invoke(cli.app, ["map", "numpy:tanh", str(blocks), "-o", "x.npy", *options], env={"COLUMNS": "300"})
+    assert shown.exit_code == 2
+    assert message in shown.output
+
+
+def test_many_processes_are_not_started_unasked(tmp_path: Path) -> None:
+    np.save(tmp_path / "many.npy", np.zeros((500, 1)))
+    shown = runner.invoke(cli.app, ["map", "numpy:tanh", str(tmp_path / "many.npy"), "-o", "x.npy"])
+    assert shown.exit_code == 2
+    assert "would start 625 processes" in shown.output
+
+
+def test_a_file_that_is_no_array(tmp_path: Path) -> None:
+    (tmp_path / "b.npy").write_text("hello")
+    np.save(tmp_path / "scalar.npy", np.array(3.0))
+    np.save(tmp_path / "objects.npy", np.array([1, "a"], dtype=object), allow_pickle=True)
+    for name, message in (("b", "numpy.save"), ("objects", "numpy.save"), ("scalar", "needs a first axis")):
+        shown = runner.invoke(
+            cli.app, ["map", "numpy:tanh", str(tmp_path / f"{name}.npy"), "-o", "x.npy"], env={"COLUMNS": "300"}
+        )
+        assert shown.exit_code == 2
+        assert message in shown.output
+        assert "unsafely" not in shown.output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(x) return", "SyntaxError"),
+        ("raise RuntimeError('no good')", "RuntimeError: no good"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(text: str, message: str, blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    done = run("map", f"{tmp_path}/broken.py:f", str(blocks), "-o", str(tmp_path / "o.npy"))
+    assert done.returncode == 2
+    assert "cannot import" in done.stderr
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_our_own_making_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def broken() -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets it: put it back afterwards
+    monkeypatch.delenv("ANYK_DEBUG", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "anyk: KeyError: 'oops' (ANYK_DEBUG=1 shows the traceback)\n"
+    monkeypatch.setenv("ANYK_DEBUG", "1")
+    with pytest.raises(KeyError):
+        cli.main()
 
 
 @pytest.mark.parametrize("stop", ["first:0", "first:x", "deadline:-1", "never", "all:3"])

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +53,8 @@ def _options(
     """Coded computing: spread work over n workers and get the answer from whichever k respond."""
 
 
+_MANY = 128  # processes that are started without having been asked for
+
 # -- input and output -------------------------------------------------------------------------------------------------
 
 
@@ -63,6 +67,26 @@ def _clean(value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, str):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _check_targets(json_: str | None = None, plot: Path | None = None, **files: Path) -> None:
+    """Find out before the work, not after it, that its results cannot be written."""
+    targets = {f"--{name}": path for name, path in files.items()}
+    if plot is not None:
+        targets["--plot"] = plot
+    if json_ not in (None, "-"):
+        targets["--json"] = Path(str(json_))
+    for option, path in targets.items():
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; name a file")
+    if plot is not None:
+        from .plots import new_axes
+
+        known = new_axes().figure.canvas.get_supported_filetypes()
+        if plot.suffix[1:].lower() not in known:
+            raise UsageError(f"--plot {plot}: pictures end in one of {', '.join(f'.{kind}' for kind in sorted(known))}")
 
 
 def _write_json(target: str | None, figures: Any) -> None:
@@ -85,9 +109,11 @@ def _show(title: str, rows: list[dict[str, Any]], quiet: bool, notes: tuple[str,
     table = Table(title=title, title_justify="left")
     for head in rows[0]:
         numeric = all(isinstance(row[head], int | float | type(None)) for row in rows)
-        table.add_column(head.replace("_", " "), justify="right" if numeric else "left")
+        table.add_column(head.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("-" if v is None else f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+        missing = (v is None or (isinstance(v, float) and math.isnan(v)) for v in row.values())
+        cells = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values())
+        table.add_row(*("-" if gap else cell for gap, cell in zip(missing, cells, strict=True)))
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for note in notes:
@@ -177,7 +203,7 @@ def parse_stop(text: str) -> Any:
 def load_function(text: str) -> Any:
     """The function MODULE:FUNCTION or FILE.py:FUNCTION; the current folder is searched for modules."""
     place, colon, name = text.rpartition(":")
-    if not colon or not place:
+    if not (place and colon and name):
         raise UsageError(f"the function must be given as MODULE:FUNCTION or FILE.py:FUNCTION, got {text!r}")
     try:
         if place.endswith(".py"):
@@ -195,8 +221,12 @@ def load_function(text: str) -> Any:
         else:
             sys.path.insert(0, os.getcwd())
             module = importlib.import_module(place)
-    except ImportError as error:
-        raise UsageError(f"cannot import {place}: {error}") from None
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        if os.environ.get("ANYK_DEBUG"):
+            raise
+        raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}") from None
     fn: Any = module
     for part in name.split("."):
         if not hasattr(fn, part):
@@ -214,8 +244,26 @@ def _load_blocks(path: Path) -> Any:
         raise UsageError(f"there is no file {path}")
     try:
         return np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise UsageError(f"{path} is not a .npy array of numbers: {error}") from None
+    except (ValueError, EOFError):
+        raise UsageError(f"{path} is not a .npy array of numbers: write it with numpy.save") from None
+
+
+def seeded(fn: Callable[[Any], Any], seed: int) -> Callable[[Any], Any]:
+    """`fn`, with the global generators of `random` and NumPy started from `seed` in every call.
+
+    A code needs the same function on every worker: one that draws must draw the same numbers everywhere.
+    """
+
+    def call(block: Any) -> Any:
+        import random
+
+        import numpy as np
+
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  what the user's function draws from
+        return fn(block)
+
+    return call
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -226,7 +274,7 @@ def map_(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to call on each block.")],
     blocks: Annotated[Path, typer.Argument(metavar="BLOCKS.npy", help="Array with the blocks along its first axis.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the results go.")],
-    workers: Annotated[int | None, typer.Option(help="Local processes; default: 5/4 of the blocks.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Local processes; default: 5/4 of the blocks.")] = None,
     code: Annotated[str, typer.Option(help="See `anyk codes`; options as in lagrange:degree=2.")] = "berrut",
     stop: Annotated[
         str | None, typer.Option(help="first:24, deadline:2.5, all, sufficient; comma: whichever first.")
@@ -236,7 +284,7 @@ def map_(
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Accept NaN in blocks and replies.")] = False,
     progress: Annotated[bool | None, typer.Option(help="Show who has answered; default: on a terminal.")] = None,
     json_: Json = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Every call of the function starts NumPy's and random's draws here.")] = 0,
 ) -> None:
     """Map a function over blocks on local processes that may stall, die or never answer."""
     import numpy as np
@@ -245,17 +293,31 @@ def map_(
 
     if order not in ("path", "none", "auto"):
         raise UsageError(f"order must be path, none or auto, got {order!r}")
+    _check_targets(json_, plot, output=output)
     fn, data = load_function(function), _load_blocks(blocks)
     if data.ndim == 0 or len(data) == 0:
         raise UsageError(f"{blocks} needs a first axis that enumerates the blocks, got shape {data.shape}")
     count = workers if workers is not None else len(data) + max(2, math.ceil(len(data) / 4))
-    np.random.seed(seed)  # noqa: NPY002  the user's function may draw from it
+    if workers is None and count > _MANY:
+        raise UsageError(f"{len(data)} blocks would start {count} processes: pass --workers, or group the blocks")
+    chosen = parse_code(code, count, len(data))
+    if not chosen.sufficient(chosen.active):
+        raise UsageError(
+            f"{code} needs {chosen.threshold} answers for {len(data)} blocks and there are {count} workers: pass "
+            f"--workers {chosen.threshold} or more, or group the blocks"
+        )
+    rule = None if stop is None else parse_stop(stop)
+    if rule is not None:
+        try:
+            rule.check(len(chosen.active))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     result = mapping.map(
-        fn,
+        seeded(fn, seed),
         data,
-        code=parse_code(code, count, len(data)),
+        code=chosen,
         workers=count,
-        stop=None if stop is None else parse_stop(stop),
+        stop=rule,
         order=None if order == "none" else order,
         allow_nan=allow_nan,
         progress=progress,
@@ -263,7 +325,8 @@ def map_(
     value = result.value
     if not hasattr(value, "shape"):
         raise UsageError(f"{function} returns {type(value).__name__}; only arrays can be written to {output}")
-    np.save(output, np.asarray(value))
+    with output.open("wb") as file:  # under that very name: given a path, NumPy would append .npy
+        np.save(file, np.asarray(value))
     run, decoder = result.run, result.decoder
     figures = {
         "output": str(output),
@@ -308,6 +371,7 @@ def codes(
     """List the codes: what they recover, from how many answers, at what cost."""
     import numpy as np
 
+    _check_targets(json_)
     rows = []
     for name, kind in _codes().items():
         code = parse_code(name, workers, blocks)
@@ -339,28 +403,36 @@ def compare(
     """Compare codes by what their decoders do to exactness and noise, over random sets of responders."""
     from .analysis import compare as compare_codes
 
+    _check_targets(json_)
     if not 1 <= responders <= workers:
         raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
     parsed = [parse_code(text, workers, blocks) for text in code]
     records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
     for text, record in zip(code, records, strict=True):
         record["code"] = text
-    _show(
-        f"{responders} of {workers} workers, {blocks} blocks, {trials} sets", [_flat(r) for r in records], json_ == "-"
-    )
+    title = f"{responders} of {workers} workers, {blocks} blocks, {records[0]['sets']} sets"
+    _show(title, [line for record in records for line in _lines(record)], json_ == "-", _COMPARE_NOTES)
     _write_json(json_, records)
 
 
 _SPREADS = ("residual", "noise_amplification", "lebesgue_constant", "condition")
+_COMPARE_NOTES = (
+    "residual: error for the identity, 0 is exact; noise amplification: mean square error per unit of noise variance;",
+    "lebesgue constant: largest growth of an error; failures: share of the sets that cannot be decoded",
+)
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table: mean, median and worst of a figure share a cell."""
-    row: dict[str, Any] = {key: record[key] for key in ("code", "threshold", "exact_for", "failures")}
-    for figure in _SPREADS:
-        cells = (record[f"{figure}_{kind}"] for kind in ("mean", "median", "worst"))
-        row[f"{figure}: mean, median, worst"] = "  ".join("-" if v is None or v != v else f"{v:.2g}" for v in cells)
-    return row
+def _lines(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of the table: one for each figure, the code named in the first."""
+    head = {key: record[key] for key in ("code", "threshold", "exact_for", "failures")}
+    head["failures"] = f"{head['failures']:.3g}"
+    blank = dict.fromkeys(head, "")
+    return [
+        (blank if index else head)
+        | {"figure": figure.replace("_", " ")}
+        | {kind: record[f"{figure}_{kind}"] for kind in ("mean", "median", "worst")}
+        for index, figure in enumerate(_SPREADS)
+    ]
 
 
 @app.command(epilog="Example: anyk reproduce bacc-fig4 --trials 2000 --plot fig4.png")
@@ -376,6 +448,7 @@ def reproduce(
 
     if figure not in FIGURES:
         raise UsageError(f"no figure is called {figure!r}: choose one of {', '.join(FIGURES)}")
+    _check_targets(json_, plot)
     table = FIGURES[figure](seed, **({} if trials is None else {"trials": trials}))
     hidden = {"z", "Lebesgue function"}
     shown = [{k: v for k, v in row.items() if k not in hidden} for row in table.rows]
@@ -392,6 +465,9 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """The main job on real data: 30 processes, some slow, one hung, one killed; three ways to cope. Half a minute."""
+    _check_targets(json_)
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; name a folder")
     try:
         from .demo import run_demo
 
@@ -404,16 +480,37 @@ def demo(
     _write_json(json_, records)
 
 
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Our warnings in one line, without the place in this file that made the call."""
+    from .errors import ApproximationWarning
+
+    if issubclass(category, ApproximationWarning):
+        typer.echo(f"anyk: warning: {message}", err=True)
+    else:
+        typer.echo(warnings.formatwarning(message, category, filename, lineno, line), err=True, nl=False)
+
+
 def main() -> None:
-    """Entry point: errors of ours in one line, without a traceback unless ANYK_DEBUG is set."""
+    """Entry point: errors in one line, without a traceback unless ANYK_DEBUG is set."""
     from .errors import AnykError
 
+    warnings.showwarning = _warn
     try:
         app()
-    except (AnykError, ValueError, TypeError, ImportError, OSError) as error:
+    except Exception as error:
         if os.environ.get("ANYK_DEBUG"):
             raise
-        typer.echo(f"anyk: {error}", err=True)
+        expected = isinstance(error, AnykError | ValueError | TypeError | ImportError | OSError)
+        kind = "" if expected else f"{type(error).__name__}: "
+        hint = "" if expected else " (ANYK_DEBUG=1 shows the traceback)"
+        typer.echo(f"anyk: {kind}{error}{hint}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

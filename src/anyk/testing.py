@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codes.base import DataCode, Decoder
+from .engine_laws import check_workers
 from .errors import TooFewResponders
 
-__all__ = ["check_code"]
+__all__ = ["check_code", "check_workers"]
 
 # --- Laws of data codes -----------------------------------------------------------------------------------------------
 

@@ -324,7 +324,12 @@ class LocalWorkers(WorkersBase):
         wait = 0.0 if self._events else timeout
         while True:
             self._check_open()  # another thread may close it meanwhile
-            for key, mask in self._selector.select(_SLICE if wait is None else min(wait, _SLICE)):
+            try:
+                ready = self._selector.select(_SLICE if wait is None else min(wait, _SLICE))
+            except (OSError, ValueError):
+                self._check_open()
+                raise
+            for key, mask in ready:
                 if mask & selectors.EVENT_WRITE:
                     self._flush(key.data)
                 if mask & selectors.EVENT_READ:
@@ -438,10 +443,10 @@ class LocalWorkers(WorkersBase):
         """Kill all processes and free the shared memory. Idempotent."""
         if self._closed:
             return
+        self._closed = True  # first, for a round in another thread
         for each in self._workers:
             if not each.lost:
                 self._bury(each)
-        self._closed = True
         self._selector.close()
         self._zygote.close()
         self._refs.clear()

@@ -72,6 +72,7 @@ class Reply:
 _LEAF = _blocks.flatten(0.0)[1]
 
 
+_PATIENCE = 1.0  # seconds, at least, before a worker that is behind is taken off its old task
 _LONGEST = 3600.0  # seconds to wait at once; clocks overflow on much longer ones
 
 
@@ -144,6 +145,7 @@ class _Round:
         self.start = workers.time()
         self.pending: set[int] = set()
         self.waiting: set[int] = set()  # busy with an earlier round
+        self.patient = False  # the engine cannot start workers afresh
         self.groups: dict[tuple[Any, ...], dict[int, Reply]] = {}
         self.best: dict[int, Reply] = {}
         self.failures: dict[int, Failure] = {}
@@ -187,16 +189,29 @@ class _Round:
             else:
                 free.append(worker)
         if self.waiting and not stop.possible(Progress((), set(free), 0.0, sufficient)):
-            for worker in sorted(self.waiting):
-                if self.workers.drop(worker, restart=True):
-                    self.ledger.busy.pop(worker, None)
-                    self.waiting.discard(worker)
-                    self.tell("restarted", worker)
-                    free.append(worker)
-            free.sort()
+            free = sorted(free + self.relieve())
         self.start = self.workers.time()
         self.tell("started", detail=len(self.who))
         self.submit(free)
+
+    def relieve(self) -> list[int]:
+        """Start those afresh who are still at work for an earlier round, as far as the engine can."""
+        relieved = []
+        for worker in sorted(self.waiting):
+            if self.workers.drop(worker, restart=True):
+                self.ledger.busy.pop(worker, None)
+                self.waiting.discard(worker)
+                self.tell("restarted", worker)
+                relieved.append(worker)
+        self.patient = not relieved
+        return relieved
+
+    def patience(self) -> float:
+        """Seconds into the round after which a worker that is behind, and so needed here, is started afresh."""
+        if not self.waiting or self.patient:
+            return math.inf
+        answers = self.run.answered_at.values()
+        return max(_PATIENCE, 3 * max(answers)) if answers else 60 * _PATIENCE
 
     def submit(self, who: Sequence[int]) -> None:
         for worker, fn, args in self.send(who):
@@ -297,8 +312,11 @@ class _Round:
                 if not arrived:
                     if not pending or not stop.possible(progress):
                         return False
-                    due = [at - elapsed for at in stop.wakeups() if at > elapsed]
-                    arrived.extend(self.workers.poll(min([*due, _LONGEST]) if due else None))
+                    if elapsed >= self.patience():
+                        self.submit(self.relieve())
+                        continue
+                    due = [at - elapsed for at in (*stop.wakeups(), self.patience()) if elapsed < at < math.inf]
+                    arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
                 if arrived:
                     self.handle(arrived.popleft())
         finally:  # what came in the same breath, but after the reply that counted
