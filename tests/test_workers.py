@@ -347,7 +347,7 @@ def launch(tmp_path: Path, body: str, call: str) -> tuple[subprocess.Popen[bytes
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[str, str]:
     """The rest of what it prints, on both streams, to its end."""
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=100)
     return out.decode(), errors.decode()
 
 
@@ -446,7 +446,7 @@ with anyk.LocalWorkers(48) as workers:
 print(result.value.shape, len(result.run.responders))
 """
     process, _ = launch(tmp_path, "pass", call)
-    out, errors = process.communicate(timeout=100)
+    out, errors = finish(process)
     assert process.returncode == 0, errors
     assert "(48, 300000) 48" in out
 

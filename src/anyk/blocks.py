@@ -355,9 +355,19 @@ def as_matrix(replies: Sequence[Any]) -> Array:
     return np.concatenate([np.stack([np.asarray(row) for row in leaf.rows]) for leaf in parts.leaves], axis=1)
 
 
-def features(blocks: Blocks) -> Array:
-    """All leaves of each block side by side, (K, total): what an ordering looks at."""
-    return np.concatenate([np.reshape(np.asarray(leaf.rows), (blocks.count, -1)) for leaf in blocks.leaves], axis=1)
+def features(blocks: Blocks, most: int = 65_536) -> Array:
+    """What an ordering looks at, (K, features): all leaves side by side, or about `most` entries drawn of them."""
+    total = sum(leaf.size for leaf in blocks.leaves)
+    drawn = None if total <= most else np.unique(np.random.default_rng(0).integers(0, total, most))
+    columns, offset = [], 0
+    for leaf in blocks.leaves:
+        rows = leaf.rows
+        if drawn is not None:
+            here = drawn[(drawn >= offset) & (drawn < offset + leaf.size)] - offset
+            rows = [row[here] for row in leaf.rows]
+        columns.append(np.reshape(np.asarray(rows), (blocks.count, -1 if leaf.size else 0)))
+        offset += leaf.size
+    return np.concatenate(columns, axis=1)
 
 
 def unstack(tree: Any, count: int) -> list[Any]:
