@@ -194,6 +194,12 @@ class _Round:
         self.tell("started", detail=len(self.who))
         self.submit(free)
 
+    def abandon(self) -> None:
+        """Start everybody afresh who is at work, as far as the engine can."""
+        for worker in list(self.ledger.busy):
+            if self.workers.drop(worker, restart=True):
+                self.ledger.busy.pop(worker, None)
+
     def relieve(self) -> list[int]:
         """Start those afresh who are still at work for an earlier round, as far as the engine can."""
         relieved = []
@@ -442,8 +448,14 @@ def gather(
     """
     current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify)
     _rounds[workers] = current.number + 1
-    current.begin(stop, sufficient)
-    met = current.wait(stop, sufficient)
+    try:
+        current.begin(stop, sufficient)
+        met = current.wait(stop, sufficient)
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C, perhaps in the middle of reading a reply: nobody's state can be trusted
+        current.abandon()
+        raise
     arrived = {worker: current.best[worker] for worker in sorted(current.best)}
 
     def copies() -> dict[int, Any]:
