@@ -52,9 +52,13 @@ class StopRule(ABC):
         """Raise ValueError if the rule can never be met with that many workers."""
 
     def __or__(self, other: StopRule) -> StopRule:
+        if not isinstance(other, StopRule):
+            return NotImplemented
         return _Combined(self, other, any)
 
     def __and__(self, other: StopRule) -> StopRule:
+        if not isinstance(other, StopRule):
+            return NotImplemented
         return _Combined(self, other, all)
 
 
