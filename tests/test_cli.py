@@ -264,3 +264,13 @@ def test_nan_blocks_are_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "block 1 holds 1 non-finite value" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_function_prints_stays_out_of_the_json(blocks: Path, tmp_path: Path) -> None:
+    (tmp_path / "noisy.py").write_text("def f(x):\n    print('hello')\n    return x\n")
+    done = run(
+        "map", f"{tmp_path}/noisy.py:f", str(blocks), "-o", str(tmp_path / "o.npy"), "--workers", "9",
+        "--code", "lagrange", "--json", "-",
+    )  # fmt: skip
+    assert json.loads(done.stdout)["shape"] == [8, 3]
+    assert "hello" in done.stderr

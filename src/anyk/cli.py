@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -10,7 +11,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -237,6 +238,20 @@ def load_function(text: str) -> Any:
     return fn
 
 
+@contextlib.contextmanager
+def _prints_on_stderr() -> Iterator[None]:
+    """What the function prints, here or in a worker started meanwhile, must not get into the JSON."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
 def _load_blocks(path: Path) -> Any:
     import numpy as np
 
@@ -312,16 +327,17 @@ def map_(
             rule.check(len(chosen.active))
         except ValueError as error:
             raise UsageError(str(error)) from None
-    result = mapping.map(
-        seeded(fn, seed),
-        data,
-        code=chosen,
-        workers=count,
-        stop=rule,
-        order=None if order == "none" else order,
-        allow_nan=allow_nan,
-        progress=progress,
-    )
+    with _prints_on_stderr() if json_ == "-" else contextlib.nullcontext():
+        result = mapping.map(
+            seeded(fn, seed),
+            data,
+            code=chosen,
+            workers=count,
+            stop=rule,
+            order=None if order == "none" else order,
+            allow_nan=allow_nan,
+            progress=progress,
+        )
     value = result.value
     if not hasattr(value, "shape"):
         raise UsageError(f"{function} returns {type(value).__name__}; only arrays can be written to {output}")
