@@ -13,9 +13,12 @@ The rules, stated once:
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +26,15 @@ import array_api_compat
 import numpy as np
 import optree
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from .errors import BlocksError
 
 __all__ = ["Blocks", "Leaf", "as_matrix", "combine", "describe", "from_numpy", "split", "stack", "to_numpy"]
 
 Array = NDArray[Any]
-_SCRATCH_BYTES = 1 << 22  # a slice of all blocks that stays in cache while it is combined
+_THREADS = min(4, os.cpu_count() or 1)
+_SCRATCH_BYTES = 1 << 20  # a slice of all blocks that stays in cache while it is combined
 
 
 def raw_numpy(leaf: Any) -> Array:
@@ -301,16 +306,36 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
         return
     # Gathering a slice beats handing BLAS a strided view of it, whose rows collide in the cache.
     width = max(256, _SCRATCH_BYTES // (len(leaf.rows) * working.itemsize))
-    gathered = np.empty((len(leaf.rows), min(width, leaf.size)), working)
-    results = np.empty((len(matrix), gathered.shape[1]), weights.dtype)
-    for start in range(0, leaf.size, width):
-        stop = min(start + width, leaf.size)
-        here = gathered[:, : stop - start]
-        for row, source in zip(here, leaf.rows, strict=True):
-            row[...] = source[start:stop]
-        product = np.matmul(weights, here, out=results[:, : stop - start])
-        for out, row in zip(outs, product, strict=True):
-            out[start:stop] = row
+
+    def part(begin: int, end: int) -> None:
+        gathered = np.empty((len(leaf.rows), min(width, end - begin)), working)
+        results = np.empty((len(matrix), gathered.shape[1]), weights.dtype)
+        for start in range(begin, end, width):
+            stop = min(start + width, end)
+            here = gathered[:, : stop - start]
+            for row, source in zip(here, leaf.rows, strict=True):
+                row[...] = source[start:stop]
+            product = np.matmul(weights, here, out=results[:, : stop - start])
+            for out, row in zip(outs, product, strict=True):
+                out[start:stop] = row
+
+    if leaf.size < 4 * width:
+        part(0, leaf.size)
+        return
+    # Copying takes as long as multiplying: threads of our own do both, and BLAS uses none, to keep out of their way.
+    edges = [leaf.size * index // _THREADS for index in range(_THREADS + 1)]
+    with one_blas_thread(), ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(part, edges[:-1], edges[1:]))
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> Any:
+    """A context in which BLAS works without threads of its own, as small products are best served."""
+    return _blas().limit(limits=1, user_api="blas")
 
 
 def _finite(row: Array) -> bool:

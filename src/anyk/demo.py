@@ -18,7 +18,7 @@ from .mapping import map as coded_map
 from .ordering import path_order
 from .plots import curves, save, timeline
 from .runtime import All, Crash, Deadline, FirstK, Hang, LocalWorkers, Slow, Sufficient
-from .runtime.events import Run
+from .runtime.events import RoundEvent, Run
 from .runtime.faults import Fault
 from .runtime.stop import StopRule
 
@@ -75,9 +75,9 @@ def _digits(seed: int) -> tuple[Callable[[Array], Array], Array, Array]:
     return logits, x_test[index], y_test[index]
 
 
-def faults_for(seed: int, active: int = WORKERS) -> dict[int, Fault]:
-    """Three slow workers, one that hangs and one that is killed in mid-task, drawn among the first `active`."""
-    chosen = np.random.default_rng(seed).choice(active, 5, replace=False).tolist()
+def faults_for(seed: int) -> dict[int, Fault]:
+    """Three slow workers, one that hangs and one that is killed in mid-task: the same for every competitor."""
+    chosen = np.random.default_rng(seed).choice(WORKERS, 5, replace=False).tolist()
     kinds: list[Fault] = [Slow(2.0), Slow(2.5), Slow(3.0), Hang(), Crash(after=0.05)]
     return dict(zip(chosen, kinds, strict=True))
 
@@ -89,12 +89,12 @@ def _compete(
     code: DataCode,
     stop: StopRule,
     faults: dict[int, Fault],
+    on_event: Callable[[RoundEvent], None],
 ) -> tuple[Any, float, int, Run]:
     """One competitor: value, seconds and workers waited for. What is missing at the end is worked on again."""
-    used = {worker: fault for worker, fault in faults.items() if worker in code.active}
     begun = time.perf_counter()
     try:
-        result = coded_map(fn, blocks, code=code, workers=workers, stop=stop, faults=used)
+        result = coded_map(fn, blocks, code=code, workers=workers, stop=stop, faults=faults, on_event=on_event)
         return result.value, time.perf_counter() - begun, len(result.run.responders), result.run
     except TooFewResponders as short:
         run: Run = short.run
@@ -121,8 +121,8 @@ def run_demo(output: Path | str, seed: int = 0, echo: Echo = lambda line: None) 
 
     Returns
     -------
-    list of records: job, method, seconds, workers waited for, relative error, and for the classifier agreement with the
-    uncoded model and accuracy.
+    list of records: job, method, how many of the workers in use were faulty, seconds, workers waited for, relative
+    error, and for the classifier agreement with the uncoded model and accuracy.
     """
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,16 +139,23 @@ def run_demo(output: Path | str, seed: int = 0, echo: Echo = lambda line: None) 
         f"Berrut code, first {FASTEST}": (BerrutCode(WORKERS, BLOCKS), FirstK(FASTEST)),
     }
     records: list[dict[str, Any]] = []
-    with LocalWorkers(WORKERS) as workers:
+    faults = faults_for(seed)
+    with LocalWorkers(WORKERS, preload=["anyk.demo", "scipy.integrate"]) as workers:
         for job, (fn, blocks) in jobs.items():
             truth = np.stack([fn(block) for block in blocks])
             for method, (code, stop) in competitors.items():
                 echo(f"{job}: {method} ...")
-                faults = faults_for(seed, BLOCKS if isinstance(code, UncodedCode) else WORKERS)
-                value, seconds, waited, run = _compete(workers, fn, blocks, code, stop, faults)
+                died: dict[int, float] = {}
+
+                def note(event: RoundEvent, died: dict[int, float] = died) -> None:
+                    if event.kind == "failed" and event.worker is not None:
+                        died[event.worker] = event.seconds
+
+                value, seconds, waited, run = _compete(workers, fn, blocks, code, stop, faults, note)
                 record: dict[str, Any] = {
                     "job": job,
                     "method": method,
+                    "faulty_workers": f"{len(set(faults).intersection(code.active))} of {len(code.active)}",
                     "seconds": seconds,
                     "workers_waited_for": waited,
                     "relative_error": float(np.linalg.norm(value - truth) / np.linalg.norm(truth)),
@@ -164,7 +171,7 @@ def run_demo(output: Path | str, seed: int = 0, echo: Echo = lambda line: None) 
                     workers.drop(worker)
                 if isinstance(code, BerrutCode) and fn is sweep:
                     title = f"{len(run.responders)} of {WORKERS} processes answered in time; the rest were not needed"
-                    save(timeline(run, title=title), folder / "timeline.png")
+                    save(timeline(run, title=title, failed_at=died), folder / "timeline.png")
         save(_error_curves(workers, jobs, seed), folder / "error_vs_responders.png")
     (folder / "demo.json").write_text(json.dumps({"seed": seed, "records": records}, indent=1))
     return records

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from .runtime.events import Run
 
-__all__ = ["curves", "new_axes", "save", "timeline"]
+__all__ = ["curves", "new_axes", "panels", "save", "timeline"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
@@ -41,7 +41,9 @@ def save(ax: Any, path: Any) -> None:
     ax.figure.savefig(path, dpi=150)
 
 
-def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
+def timeline(
+    run: Run, ax: Any = None, *, title: str | None = None, failed_at: Mapping[int, float] | None = None
+) -> Any:
     """One bar per worker from the start of the round to its answer, and a line where the round stopped.
 
     Parameters
@@ -50,11 +52,14 @@ def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
         ``result.run``, or the `run` of an error.
     ax : matplotlib axes, optional
     title : str, optional
+    failed_at : mapping of worker to seconds, optional
+        When workers were lost, from the ``"failed"`` events; a `Run` knows it only for those whose reply arrived.
 
     Returns
     -------
     The axes.
     """
+    failures = {**run.answered_at, **(failed_at or {})}
     if ax is None:
         ax = new_axes(8.0, max(2.5, 1.2 + 0.14 * len(run.workers)))
     stop = run.seconds
@@ -69,7 +74,7 @@ def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
         if worker in run.responders:
             name, end = "answered, used", run.answered_at.get(worker, stop)
         elif worker in run.failed:
-            name, end = "failed", run.answered_at.get(worker, stop)
+            name, end = "failed", failures.get(worker, stop)
         elif worker in run.skipped:
             name, end = "busy with an earlier round", right
         else:
@@ -79,8 +84,8 @@ def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
     for name, (colour, who, ends) in groups.items():
         if who:
             ax.barh(who, ends, height=0.7, color=colour, label=f"{name} ({len(who)})")
-    for worker in (each for each in run.failed if each in run.workers):
-        ax.plot(run.answered_at.get(worker, stop), worker, "x", color="black", markersize=6)
+    for worker in (each for each in run.failed if each in run.workers and each in failures):
+        ax.plot(failures[worker], worker, "x", color="black", markersize=6)
     ax.axvline(stop, color="black", linewidth=1.2, linestyle="--")
     ax.annotate(
         f"answer after {stop:.3g} s", (stop, 1.0), (4, -2), xycoords=("data", "axes fraction"),
@@ -110,17 +115,23 @@ def curves(
     Parameters
     ----------
     lines : mapping of name to (x, y)
-    dashed : names of the curves to draw dashed
+    log : bool
+        Zeros, which a logarithmic axis cannot show, leave a gap.
+    dashed : names of the curves to draw dashed, in the colour of the one before
 
     Returns
     -------
     The axes.
     """
+    many = len(lines) > 4
     if ax is None:
-        ax = new_axes()
-    for index, (name, (x, y)) in enumerate(lines.items()):
+        ax = new_axes(10.0 if many else 8.0)
+    index = -1
+    for name, (x, y) in lines.items():
+        index += name not in dashed or index < 0
+        height = np.asarray(y, dtype=np.float64)
         ax.plot(
-            np.asarray(x), np.asarray(y), "--o" if name in dashed else "-o",
+            np.asarray(x), np.where(height > 0, height, np.nan) if log else height, "--o" if name in dashed else "-o",
             color=COLOURS[index % len(COLOURS)], label=name, markersize=4 if np.size(x) < 60 else 0,
         )  # fmt: skip
     if log:
@@ -128,8 +139,32 @@ def curves(
     ax.set(xlabel=xlabel, ylabel=ylabel)
     if title:
         ax.set_title(title)
-    ax.legend(fontsize=9)
+    if many:  # beside the curves, not over them
+        ax.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    else:
+        ax.legend(fontsize=9)
     ax.grid(alpha=0.3)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     return ax
+
+
+def panels(
+    lines: Mapping[str, tuple[ArrayLike, ArrayLike]], *, xlabel: str, ylabel: str, title: str | None = None
+) -> list[Any]:
+    """Each curve by itself, one below the other, over shared axes: for curves that would hide each other."""
+    first = new_axes(8.0, 1.0 + 1.4 * len(lines))
+    figure = first.figure
+    first.remove()
+    axes = list(np.ravel(figure.subplots(len(lines), sharex=True, sharey=True)))
+    for index, (ax, (name, (x, y))) in enumerate(zip(axes, lines.items(), strict=True)):
+        ax.plot(np.asarray(x), np.asarray(y), color=COLOURS[index % len(COLOURS)], linewidth=1.2)
+        ax.set_title(name, loc="left", fontsize=9)
+        ax.grid(alpha=0.3)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    axes[-1].set_xlabel(xlabel)
+    figure.supylabel(ylabel, fontsize=10)
+    if title:
+        figure.suptitle(title)
+    return axes

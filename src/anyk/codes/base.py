@@ -16,6 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -271,6 +272,11 @@ class DataCode(Code):
 
 def least_squares_decoder(generator: Matrix, target: Matrix) -> Matrix:
     """T pinv(G_S): the least-squares, minimum-norm decoder of an algebraic code."""
+    with _blocks.one_blas_thread() if generator.size < 1 << 20 else nullcontext():
+        return _least_squares(generator, target)
+
+
+def _least_squares(generator: Matrix, target: Matrix) -> Matrix:
     rows, columns = generator.shape
     if rows >= columns:
         q, r = np.linalg.qr(generator)

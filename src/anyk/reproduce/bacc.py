@@ -85,6 +85,7 @@ def fig1(seed: int = 0, trials: int = 100) -> Table:
         x="z",
         y="Lebesgue function",
         by=("N", "s"),
+        apart=True,
     )
 
 
@@ -117,6 +118,7 @@ def fig2(seed: int = 0, trials: int = 100, functions: int = 100) -> Table:
         x="s",
         y="median",
         by=("N", "K", "degree", "order"),
+        dashed="as drawn",
     )
 
 
@@ -203,6 +205,7 @@ def fig5(seed: int = 0, trials: int = 300, draws: int = 50) -> Table:
         x="s",
         y="mean",
         by=("N", "K", "order"),
+        dashed="as drawn",
     )
 
 

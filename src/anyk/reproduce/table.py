@@ -20,6 +20,10 @@ class Table:
     notes : tuple of str
     x, y, by : str
         Columns that the plot shows: one curve of `y` over `x` for each value of the columns in `by`.
+    dashed : str
+        Curves with this value of the last column in `by` are dashed, in the colour of the one before.
+    apart : bool
+        Each curve has axes of its own.
     """
 
     name: str
@@ -29,6 +33,8 @@ class Table:
     x: str = ""
     y: str = ""
     by: tuple[str, ...] = field(default=())
+    dashed: str = ""
+    apart: bool = False
 
     def curves(self) -> dict[str, tuple[list[float], list[float]]]:
         """The plot's curves, by name."""
@@ -42,10 +48,14 @@ class Table:
         return found
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw it with matplotlib; returns the axes."""
-        from ..plots import curves
+        """Draw it with matplotlib; returns the axes (the first of them, where curves lie apart)."""
+        from ..plots import curves, panels
 
         label = "relative error" if self.y in ("mean", "median") else self.y
         label += f", {self.y}" if label != self.y else ""
-        stragglers = "stragglers s" if self.x == "s" else self.x
-        return curves(self.curves(), ax, xlabel=stragglers, ylabel=label, title=self.title)
+        words: dict[str, Any] = {"xlabel": "stragglers s" if self.x == "s" else self.x, "ylabel": label}
+        lines = self.curves()
+        if self.apart and ax is None:
+            return panels(lines, **words, title=self.title)[0]
+        dashed = [name for name in lines if self.dashed and name.endswith(self.dashed)]
+        return curves(lines, ax, **words, title=self.title, dashed=dashed)
