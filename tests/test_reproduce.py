@@ -1,4 +1,4 @@
-"""Figures 1 to 5 of paper 1: values reproduced independently beforehand, with sampling tolerances."""
+"""Figures 1 to 5 of paper 1 against an independent computation; oracle_bacc.py makes the values of figure 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import anyk
 from anyk.reproduce import FIGURES, Table, bacc
 
-FUNCTIONS, TRIALS = 300, 150  # means over 100 polynomials scatter by 10 %, over a few straggler sets by 20 %
+# A mean over the paper's 100 functions scatters by 15 % to 30 %; the straggler sets, shared by all functions, add to it.
+FUNCTIONS, TRIALS = 1200, 40
 
 
 def pick(table: Table, **wanted: object) -> dict[str, object]:
@@ -23,31 +24,42 @@ def fig2() -> Table:
     return bacc.fig2(seed=1, trials=TRIALS, functions=FUNCTIONS)
 
 
-SORTED = {
-    (500, 20, 25): (4.6e-3, 6.5e-3, 1.05e-2, 1.8e-2, 4.6e-2),
-    (700, 20, 35): (3.7e-3, 4.6e-3, 6.2e-3, 8.7e-3, 1.3e-2),
-    (700, 30, 35): (3.1e-3, 5.0e-3, 7.8e-3, 1.1e-2, 1.8e-2),
-    (500, 30, 25): (4.1e-3, 7.8e-3, 1.4e-2, 2.6e-2, 6.2e-2),
+STRAGGLERS = (0, 100, 200, 300, 400)
+SORTED = {  # means and medians
+    (500, 20, 25): ((5.20e-3, 7.31e-3, 1.16e-2, 2.18e-2, 5.36e-2), (4.21e-3, 5.76e-3, 8.74e-3, 1.62e-2, 3.94e-2)),
+    (700, 20, 35): ((4.38e-3, 5.40e-3, 7.18e-3, 1.07e-2, 1.58e-2), (3.34e-3, 4.06e-3, 5.33e-3, 7.59e-3, 1.12e-2)),
+    (700, 30, 35): ((3.51e-3, 5.60e-3, 8.44e-3, 1.27e-2, 1.97e-2), (2.86e-3, 4.38e-3, 6.45e-3, 9.55e-3, 1.50e-2)),
+    (500, 30, 25): ((4.27e-3, 8.31e-3, 1.45e-2, 2.71e-2, 6.70e-2), (3.71e-3, 6.65e-3, 1.12e-2, 2.09e-2, 5.13e-2)),
+}
+AS_DRAWN = {  # medians; the means have no use, they are dominated by a few functions
+    (500, 20, 25): (3.62e-3, 0.168, 0.398, 0.944, 2.88),
+    (700, 20, 35): (2.66e-3, 0.471, 1.10, 2.33, 3.78),
+    (700, 30, 35): (2.16e-3, 1.96, 6.56, 13.9, 29.8),
+    (500, 30, 25): (3.16e-3, 0.516, 1.74, 4.33, 7.84),
 }
 
 
 @pytest.mark.parametrize("setting", SORTED)
 def test_figure_2_sorted(fig2: Table, setting: tuple[int, int, int]) -> None:
     n, k, degree = setting
-    for s, expected in zip((0, 100, 200, 300, 400), SORTED[setting], strict=True):
+    for s, mean, median in zip(STRAGGLERS, *SORTED[setting], strict=True):
         row = pick(fig2, N=n, K=k, degree=degree, order="sorted", s=s)
-        assert row["mean"] == pytest.approx(expected, rel=0.25), s
-        assert row["median"] < row["mean"]
+        assert row["mean"] == pytest.approx(mean, rel=0.2), s
+        assert row["median"] == pytest.approx(median, rel=0.15), s
 
 
-def test_figure_2_as_drawn_is_useless_in_the_mean_and_poor_in_the_median(fig2: Table) -> None:
-    medians = {100: 0.24, 200: 0.61, 300: 1.5, 400: 3.9}
-    for s, expected in medians.items():
-        row = pick(fig2, N=500, K=20, degree=25, order="as drawn", s=s)
-        assert row["mean"] > 10
-        assert expected / 2.5 < row["median"] < expected * 2.5
-    exact = pick(fig2, N=500, K=20, degree=25, order="as drawn", s=0)
-    assert exact["median"] == pytest.approx(3.4e-3, rel=0.25)
+@pytest.mark.parametrize("setting", AS_DRAWN)
+def test_figure_2_as_drawn_is_useless_in_the_mean_and_poor_in_the_median(
+    fig2: Table, setting: tuple[int, int, int]
+) -> None:
+    n, k, degree = setting
+    for s, expected in zip(STRAGGLERS, AS_DRAWN[setting], strict=True):
+        row = pick(fig2, N=n, K=k, degree=degree, order="as drawn", s=s)
+        if s == 0:
+            assert row["median"] == pytest.approx(expected, rel=0.12)
+        else:
+            assert row["mean"] > 10
+            assert expected / 1.6 < row["median"] < expected * 1.6, s
 
 
 def test_lagrange_thresholds_of_figure_2(fig2: Table) -> None:
@@ -64,10 +76,10 @@ def test_figure_3_depends_on_what_equidistant_means() -> None:
     def mean(nodes: str, s: int) -> float:
         return float(pick(table, nodes=nodes, s=s)["mean"])  # type: ignore[arg-type]
 
-    assert mean("chebyshev", 100) == pytest.approx(6.8e-3, rel=0.25)
+    assert mean("chebyshev", 100) == pytest.approx(7.5e-3, rel=0.2)
     assert 4 < mean("equidistant", 100) / mean("chebyshev", 100) < 12
     assert 0.6 < mean("equidistant-closed", 100) / mean("chebyshev", 100) < 1.7
-    assert mean("equidistant-closed", 0) == pytest.approx(2.1e-3, rel=0.25)
+    assert mean("equidistant-closed", 0) == pytest.approx(2.12e-3, rel=0.12)
 
 
 def test_figure_4() -> None:
