@@ -214,3 +214,8 @@ def test_public_names_of_signatures_are_public() -> None:
     assert "map" not in scope  # the builtin is not shadowed
     for one, other in itertools.pairwise(sorted(anyk.__all__)):
         assert one < other
+
+
+def test_a_code_that_could_never_decode_is_refused_with_its_threshold() -> None:
+    with anyk.ThreadWorkers(6) as workers, pytest.raises(anyk.TooFewResponders, match="needs 10 answers and has 6"):
+        anyk.map(np.cos, X, code=anyk.LagrangeCode(6, 4, degree=3), workers=workers)

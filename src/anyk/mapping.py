@@ -219,6 +219,11 @@ def map(
     if not isinstance(rule, StopRule):
         raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
     rule.check(len(chosen.active))
+    if not chosen.sufficient(chosen.active):
+        raise TooFewResponders(
+            f"{chosen!r} needs {chosen.threshold} answers and has {len(chosen.active)} workers with something to do: "
+            "use more workers or fewer blocks"
+        )
     if not isinstance(faults, Mapping | None):
         raise TypeError(f"faults must be a mapping such as {{3: Slow(0.5)}}, got {faults!r}")
     for worker, fault in (faults or {}).items():
