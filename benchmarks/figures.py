@@ -22,7 +22,8 @@ paper's own values are not available as numbers; `tests/test_reproduce.py` compa
 
 What stands out: the order of the blocks decides (sorted 1 % error, as drawn useless, Fig. 2); Chebyshev nodes beat
 equidistant ones only where the data nodes leave the ends out, 8-fold in the mean, 2-fold in the median (Fig. 3);
-signs must be counted over the responders (Fig. 4); where all nodes coincide the answer is exact as long as nobody is missing (Fig. 5).
+signs must be counted over the responders (Fig. 4); where all nodes coincide the answer is exact as long as nobody is
+missing (Fig. 5).
 """
 
 
