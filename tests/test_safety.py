@@ -8,7 +8,9 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -84,14 +86,28 @@ def test_another_worker_hangs_in_every_round_and_the_rounds_go_on(make) -> None:
             assert round % 6 not in result.run.responders
 
 
-@pytest.mark.parametrize("make", [anyk.ThreadWorkers, lambda n: anyk.LocalWorkers(n, preload=())])
+def executors(n: int) -> anyk.ExecutorWorkers:
+    return anyk.ExecutorWorkers([ThreadPoolExecutor(1) for _ in range(n)])
+
+
+def hang_in_block_0(x):
+    # Not for ever: the interpreter waits for the threads of an executor when it ends.
+    time.sleep(3.0 if x == 0 else 0.0)
+    return x
+
+
+@pytest.mark.parametrize("make", [anyk.ThreadWorkers, lambda n: anyk.LocalWorkers(n, preload=()), executors])
 def test_close_from_another_thread_ends_a_round(make) -> None:
     workers = make(3)
+    if make is executors:
+        function, faults = hang_in_block_0, {}
+    else:
+        function, faults = np.cos, {0: anyk.Hang()}
     started = threading.Event()
     threading.Thread(target=lambda: started.wait(30) and workers.close(), daemon=True).start()
     with pytest.raises(WorkersClosed):
         anyk.map(
-            np.cos, X[:3], code=anyk.UncodedCode(3, 3), workers=workers, faults={0: anyk.Hang()},
+            function, X[:3], code=anyk.UncodedCode(3, 3), workers=workers, faults=faults,
             on_event=lambda event: started.set(),
         )  # fmt: skip
 
@@ -219,3 +235,13 @@ def test_public_names_of_signatures_are_public() -> None:
 def test_a_code_that_could_never_decode_is_refused_with_its_threshold() -> None:
     with anyk.ThreadWorkers(6) as workers, pytest.raises(anyk.TooFewResponders, match="needs 10 answers and has 6"):
         anyk.map(np.cos, X, code=anyk.LagrangeCode(6, 4, degree=3), workers=workers)
+
+
+def test_a_run_knows_when_each_worker_failed() -> None:
+    faults = {0: anyk.Crash(after=2.0), 1: anyk.Raise(), 2: anyk.Corrupt("nan"), 3: anyk.Corrupt("shape")}
+    with anyk.SimulatedWorkers(8, anyk.Deterministic(5.0)) as workers:
+        run = anyk.map(
+            np.cos, X[:1], code=anyk.RepetitionCode(8, 1), workers=workers, stop=anyk.All(), faults=faults
+        ).run
+    assert run.failed.keys() == run.failed_at.keys() == faults.keys()
+    assert run.failed_at == {0: 2.0, 1: 5.0, 2: 5.0, 3: 5.0}

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from .errors import BlocksError
+from .ordering import FEATURES
 
 __all__ = ["Blocks", "Leaf", "as_matrix", "combine", "describe", "from_numpy", "split", "stack", "to_numpy"]
 
@@ -84,6 +85,20 @@ def to_numpy(leaf: Any) -> Array:
     if array.dtype.itemsize == 8 and array.size and max(-int(array.min()), int(array.max())) > 1 << 53:
         raise TypeError("integers beyond 2**53 would be rounded on their way to float64: convert or scale them first")
     return array.astype(np.float64)
+
+
+def finite(array: Array) -> bool:
+    """Whether all entries are."""
+    if array.size < 64:
+        return bool(np.isfinite(array).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduce(array, axis=None)  # one fast pass; only a total that is not finite needs a closer look
+    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def coded_dtype(matrix: Array, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of blocks of `dtype` combined by `matrix`: complex where the matrix is."""
+    return np.result_type(dtype, np.complex64) if np.iscomplexobj(matrix) else dtype
 
 
 def library(leaf: Any) -> str:
@@ -176,7 +191,7 @@ class Blocks:
         """Raise `BlocksError` naming the first block that holds NaN or infinity."""
         for leaf in self.leaves:
             for index, row in enumerate(leaf.rows):
-                if not np.isfinite(row).all():
+                if not finite(row):
                     bad = int((~np.isfinite(row)).sum())
                     raise BlocksError(
                         f"{noun}: block {index} holds {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf), "
@@ -290,17 +305,16 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
     if len(matrix) == 0 or leaf.size == 0:
         return
     support = matrix != 0
-    if not support.all() and not all(_finite(row) for row in leaf.rows):
-        _apply_by_support(matrix, support, leaf, outs)
-        return
-    chosen = np.count_nonzero(matrix, axis=1) == 1
-    if chosen.all() and (matrix.sum(axis=1) == 1).all():
+    if (support.sum(axis=1) == 1).all() and (matrix.sum(axis=1) == 1).all():
         for out, index in zip(outs, matrix.argmax(axis=1), strict=True):
             out[...] = leaf.rows[index]
         return
+    if not support.all() and not all(finite(row) for row in leaf.rows):
+        _apply_by_support(matrix, support, leaf, outs)
+        return
     half = leaf.dtype == np.float16
     working = np.dtype(np.float32) if half else leaf.dtype
-    weights = matrix.astype(np.result_type(working, np.complex64) if np.iscomplexobj(matrix) else working)
+    weights = matrix.astype(coded_dtype(matrix, working))
     if isinstance(outs, np.ndarray) and isinstance(leaf.rows, np.ndarray) and outs.dtype == weights.dtype:
         np.matmul(weights, leaf.rows, out=outs)
         return
@@ -338,11 +352,6 @@ def one_blas_thread() -> Any:
     return _blas().limit(limits=1, user_api="blas")
 
 
-def _finite(row: Array) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.add.reduce(row))) or bool(np.isfinite(row).all())
-
-
 def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
     """Rows that use the same blocks together, others left out: 0 * NaN is NaN, and a block not used must not matter."""
     patterns, which = np.unique(support, axis=0, return_inverse=True)
@@ -360,8 +369,7 @@ def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[
 def _applied(matrix: Array, leaf: Leaf) -> Array:
     if matrix.shape[1] != len(leaf.rows):
         raise BlocksError(f"a matrix of {matrix.shape[1]} columns cannot combine {len(leaf.rows)} blocks")
-    dtype = np.result_type(leaf.dtype, np.complex64) if np.iscomplexobj(matrix) else leaf.dtype
-    out = np.empty((len(matrix), leaf.size), dtype)
+    out = np.empty((len(matrix), leaf.size), coded_dtype(matrix, leaf.dtype))
     apply(matrix, leaf, out)
     return out
 
@@ -376,14 +384,13 @@ def combine(matrix: Array, blocks: Any, noun: str = "blocks") -> Any:
 
 def as_matrix(replies: Sequence[Any]) -> Array:
     """Replies (K arrays or trees) as one (K, total) matrix, for comparing them."""
-    parts = stack(replies)
-    return np.concatenate([np.stack([np.asarray(row) for row in leaf.rows]) for leaf in parts.leaves], axis=1)
+    return features(stack(replies), most=None)
 
 
-def features(blocks: Blocks, most: int = 65_536) -> Array:
+def features(blocks: Blocks, most: int | None = FEATURES) -> Array:
     """What an ordering looks at, (K, features): all leaves side by side, or about `most` entries drawn of them."""
     total = sum(leaf.size for leaf in blocks.leaves)
-    drawn = None if total <= most else np.unique(np.random.default_rng(0).integers(0, total, most))
+    drawn = None if most is None or total <= most else np.unique(np.random.default_rng(0).integers(0, total, most))
     columns, offset = [], 0
     for leaf in blocks.leaves:
         rows = leaf.rows

@@ -30,7 +30,7 @@ app = typer.Typer(
 
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the figures as JSON; - is stdout.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
-Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs anyk[plots]).")]
+Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs the extra plots).")]
 
 
 class UsageError(typer.BadParameter):
@@ -53,8 +53,6 @@ def _options(
 ) -> None:
     """Coded computing: spread work over n workers and get the answer from whichever k respond."""
 
-
-_MANY = 128  # processes that are started without having been asked for
 
 # -- input and output -------------------------------------------------------------------------------------------------
 
@@ -312,8 +310,8 @@ def map_(
     fn, data = load_function(function), _load_blocks(blocks)
     if data.ndim == 0 or len(data) == 0:
         raise UsageError(f"{blocks} needs a first axis that enumerates the blocks, got shape {data.shape}")
-    count = workers if workers is not None else len(data) + max(2, math.ceil(len(data) / 4))
-    if workers is None and count > _MANY:
+    count = workers if workers is not None else mapping.default_workers(len(data))
+    if workers is None and count > mapping.MOST_UNASKED:
         raise UsageError(f"{len(data)} blocks would start {count} processes: pass --workers, or group the blocks")
     chosen = parse_code(code, count, len(data))
     if not chosen.sufficient(chosen.active):

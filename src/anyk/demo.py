@@ -18,7 +18,7 @@ from .mapping import map as coded_map
 from .ordering import path_order
 from .plots import curves, save, timeline
 from .runtime import All, Crash, Deadline, FirstK, Hang, LocalWorkers, Slow, Sufficient
-from .runtime.events import RoundEvent, Run
+from .runtime.events import Run
 from .runtime.faults import Fault
 from .runtime.stop import StopRule
 
@@ -89,12 +89,11 @@ def _compete(
     code: DataCode,
     stop: StopRule,
     faults: dict[int, Fault],
-    on_event: Callable[[RoundEvent], None],
 ) -> tuple[Any, float, int, Run]:
     """One competitor: value, seconds and workers waited for. What is missing at the end is worked on again."""
     begun = time.perf_counter()
     try:
-        result = coded_map(fn, blocks, code=code, workers=workers, stop=stop, faults=faults, on_event=on_event)
+        result = coded_map(fn, blocks, code=code, workers=workers, stop=stop, faults=faults)
         return result.value, time.perf_counter() - begun, len(result.run.responders), result.run
     except TooFewResponders as short:
         run: Run = short.run
@@ -141,17 +140,12 @@ def run_demo(output: Path | str, seed: int = 0, echo: Echo = lambda line: None) 
     records: list[dict[str, Any]] = []
     faults = faults_for(seed)
     with LocalWorkers(WORKERS, preload=["anyk.demo", "scipy.integrate"]) as workers:
+        truths = {job: np.stack([fn(block) for block in blocks]) for job, (fn, blocks) in jobs.items()}
         for job, (fn, blocks) in jobs.items():
-            truth = np.stack([fn(block) for block in blocks])
+            truth = truths[job]
             for method, (code, stop) in competitors.items():
                 echo(f"{job}: {method} ...")
-                died: dict[int, float] = {}
-
-                def note(event: RoundEvent, died: dict[int, float] = died) -> None:
-                    if event.kind == "failed" and event.worker is not None:
-                        died[event.worker] = event.seconds
-
-                value, seconds, waited, run = _compete(workers, fn, blocks, code, stop, faults, note)
+                value, seconds, waited, run = _compete(workers, fn, blocks, code, stop, faults)
                 record: dict[str, Any] = {
                     "job": job,
                     "method": method,
@@ -171,31 +165,32 @@ def run_demo(output: Path | str, seed: int = 0, echo: Echo = lambda line: None) 
                     workers.drop(worker)
                 if isinstance(code, BerrutCode) and fn is sweep:
                     title = f"{len(run.responders)} of {WORKERS} processes answered in time; the rest were not needed"
-                    save(timeline(run, title=title, failed_at=died), folder / "timeline.png")
-        save(_error_curves(workers, jobs, seed), folder / "error_vs_responders.png")
+                    save(timeline(run, title=title), folder / "timeline.png")
+        save(_error_curves(workers, jobs, truths, seed), folder / "error_vs_responders.png")
     (folder / "demo.json").write_text(json.dumps({"seed": seed, "records": records}, indent=1))
     return records
 
 
-def _error_curves(workers: LocalWorkers, jobs: dict[str, tuple[Callable[[Any], Any], Array]], seed: int) -> Any:
+def _error_curves(
+    workers: LocalWorkers,
+    jobs: dict[str, tuple[Callable[[Any], Any], Array]],
+    truths: dict[str, Array],
+    seed: int,
+) -> Any:
     """Median error against the number of responders, from one full round of each job."""
     rng = np.random.default_rng(seed)
     lines = {}
     for job, (fn, blocks) in jobs.items():
-        truth = np.stack([fn(block) for block in blocks])
+        truth = truths[job]
         code = BerrutCode(WORKERS, BLOCKS)
-        replies: dict[int, Array] = {}
         coded = code.encode(blocks)  # the blocks lie along a path already
-        replies = dict(
-            enumerate(coded_map(fn, coded, code=UncodedCode(WORKERS, WORKERS), workers=workers, stop=All()).value)
-        )
+        replies = coded_map(fn, coded, code=UncodedCode(WORKERS, WORKERS), workers=workers, stop=All()).value
         counts = list(range(4, WORKERS + 1, 2))
         errors = []
         for count in counts:
             sets = [np.sort(rng.choice(WORKERS, count, replace=False)).tolist() for _ in range(40)]
             errors.append(
-                np.median([np.linalg.norm(code.decoder(s) @ [replies[n] for n in s] - truth) for s in sets])
-                / np.linalg.norm(truth)
+                np.median([np.linalg.norm(code.decoder(s) @ replies[s] - truth) for s in sets]) / np.linalg.norm(truth)
             )
         lines[job] = (counts, errors)
     return curves(

@@ -31,6 +31,8 @@ from .runtime.workers import Workers
 __all__ = ["Result", "map"]
 
 _WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
+_CALLER = 5  # stack level of the caller of `map`, seen from a warning: check, use, gather, map
+MOST_UNASKED = 128  # processes that are started without having been asked for
 _SMALL = 1 << 14  # bytes; smaller coded blocks are made in one product and sent inside the messages
 _COARSE, _WORST = 0.6, 1.5  # residuals for the identity, all blocks and the worst; a gap at an end exceeds one of them
 
@@ -95,12 +97,17 @@ def _order_of(order: Any, parts: Blocks, approximate: bool) -> NDArray[np.intp] 
     return permutation.astype(np.intp)
 
 
+def default_workers(count: int) -> int:
+    """How many workers `count` blocks get where nobody says: 5/4 of them, and at least two more."""
+    return count + max(2, math.ceil(count / 4))
+
+
 def _code_for(code: DataCode | None, workers: Any, count: int) -> DataCode:
     if code is None:
         n = workers if isinstance(workers, int) else len(workers) if workers is not None else 0
         if workers is None:
-            n = count + max(2, math.ceil(count / 4))
-            if n > 128:
+            n = default_workers(count)
+            if n > MOST_UNASKED:
                 raise ValueError(f"{count} blocks would start {n} processes: pass workers=, or group the blocks")
         return BerrutCode(n, count)
     if not isinstance(code, DataCode):
@@ -255,7 +262,7 @@ def map(
         def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
             begun = time.perf_counter()
             rows = generator[list(who)]
-            layouts = [((leaf.size,), _coded_dtype(generator, leaf.dtype)) for leaf in parts.leaves]
+            layouts = [((leaf.size,), _blocks.coded_dtype(generator, leaf.dtype)) for leaf in parts.leaves]
             outs: Sequence[Sequence[NDArray[Any]]]
             if small:
                 together = [np.empty((len(who), *shape), dtype) for shape, dtype in layouts]
@@ -307,10 +314,6 @@ def _libraries(parts: Blocks) -> list[str]:
     return [_blocks.library(leaf.like) for leaf in parts.leaves]
 
 
-def _coded_dtype(generator: NDArray[Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.result_type(dtype, np.complex64) if np.iscomplexobj(generator) else dtype
-
-
 def _received(replies: list[Reply]) -> Blocks:
     """Screened replies as blocks; no copies."""
     if not replies:
@@ -336,7 +339,7 @@ def _check(decoder: Decoder, received: Blocks) -> None:
         )
     if loss > _WARN:
         warnings.warn(
-            ApproximationWarning(f"rounding may cost {loss:.1e} of the answer ({figures})"), stacklevel=_outside()
+            ApproximationWarning(f"rounding may cost {loss:.1e} of the answer ({figures})"), stacklevel=_CALLER
         )
     coarse = decoder.residual > _COARSE * math.sqrt(len(decoder.matrix)) or decoder.worst_residual > _WORST
     if code.approximates(decoder.responders) and (coarse or not code.approximate):
@@ -347,10 +350,5 @@ def _check(decoder: Decoder, received: Blocks) -> None:
                 f"{decoder.worst_residual:.3g} in the worst block, where no answer at all leaves "
                 f"{math.sqrt(len(decoder.matrix)):.3g} and 1 ({figures}); wait for more workers"
             ),
-            stacklevel=_outside(),
+            stacklevel=_CALLER,
         )
-
-
-def _outside() -> int:
-    """Stack level of the caller of `map`: check, use, gather, map."""
-    return 5

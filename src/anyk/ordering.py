@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["path_length", "path_order"]
 
-_FEATURES = 65_536  # columns that are enough to tell blocks apart; more only cost time
+FEATURES = 65_536  # columns that are enough to tell blocks apart; more only cost time
 
 
 def _distances(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -62,7 +62,7 @@ def path_order(blocks: ArrayLike) -> NDArray[np.intp]:
     >>> path_order([0.3, -1.0, 0.9])
     array([1, 0, 2])
     """
-    rows = np.nan_to_num(_real_rows(blocks, _FEATURES))
+    rows = np.nan_to_num(_real_rows(blocks, FEATURES))
     count = len(rows)
     if rows.shape[1] == 1:
         return np.argsort(rows[:, 0], kind="stable")

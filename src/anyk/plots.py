@@ -41,9 +41,7 @@ def save(ax: Any, path: Any) -> None:
     ax.figure.savefig(path, dpi=150)
 
 
-def timeline(
-    run: Run, ax: Any = None, *, title: str | None = None, failed_at: Mapping[int, float] | None = None
-) -> Any:
+def timeline(run: Run, ax: Any = None, *, title: str | None = None) -> Any:
     """One bar per worker from the start of the round to its answer, and a line where the round stopped.
 
     Parameters
@@ -52,14 +50,11 @@ def timeline(
         ``result.run``, or the `run` of an error.
     ax : matplotlib axes, optional
     title : str, optional
-    failed_at : mapping of worker to seconds, optional
-        When workers were lost, from the ``"failed"`` events; a `Run` knows it only for those whose reply arrived.
 
     Returns
     -------
     The axes.
     """
-    failures = {**run.answered_at, **(failed_at or {})}
     if ax is None:
         ax = new_axes(8.0, max(2.5, 1.2 + 0.14 * len(run.workers)))
     stop = run.seconds
@@ -74,7 +69,7 @@ def timeline(
         if worker in run.responders:
             name, end = "answered, used", run.answered_at.get(worker, stop)
         elif worker in run.failed:
-            name, end = "failed", failures.get(worker, stop)
+            name, end = "failed", run.failed_at.get(worker, stop)
         elif worker in run.skipped:
             name, end = "busy with an earlier round", right
         else:
@@ -84,8 +79,8 @@ def timeline(
     for name, (colour, who, ends) in groups.items():
         if who:
             ax.barh(who, ends, height=0.7, color=colour, label=f"{name} ({len(who)})")
-    for worker in (each for each in run.failed if each in run.workers and each in failures):
-        ax.plot(failures[worker], worker, "x", color="black", markersize=6)
+    for worker, seconds in run.failed_at.items():
+        ax.plot(seconds, worker, "x", color="black", markersize=6)
     ax.axvline(stop, color="black", linewidth=1.2, linestyle="--")
     ax.annotate(
         f"answer after {stop:.3g} s", (stop, 1.0), (4, -2), xycoords=("data", "axes fraction"),

@@ -50,8 +50,13 @@ def _x_sin_x(x: Array) -> Array:
 
 def _polynomials(degree: int, count: int, rng: np.random.Generator) -> list[Curve]:
     """Polynomials with coefficients uniform in [-10, 10]."""
-    drawn = [np.polynomial.Polynomial(rng.uniform(-10, 10, degree + 1)) for _ in range(count)]
-    return list(drawn)
+    return [np.polynomial.Polynomial(rng.uniform(-10, 10, degree + 1)) for _ in range(count)]
+
+
+def _points(functions: int, blocks: int, order: str, rng: np.random.Generator) -> Array:
+    """The inputs of each function, uniform in [-1, 1]: (functions, blocks), each row "sorted" or "as drawn"."""
+    points = rng.uniform(-1, 1, (functions, blocks))
+    return np.sort(points, axis=1) if order == "sorted" else points
 
 
 def _summary(values: Array) -> dict[str, float]:
@@ -101,9 +106,7 @@ def fig2(seed: int = 0, trials: int = 100, functions: int = 100) -> Table:
         for order in ("sorted", "as drawn"):
             rng = np.random.default_rng(seed)
             polynomials = _polynomials(degree, functions, rng)
-            points = rng.uniform(-1, 1, (functions, k))
-            if order == "sorted":
-                points = np.sort(points, axis=1)
+            points = _points(functions, k, order, rng)
             for s in (0, 100, 200, 300, 400):
                 found = errors(code, points, polynomials, s, trials if s else 1, rng)
                 rows.append(
@@ -130,7 +133,7 @@ def fig3(seed: int = 0, trials: int = 100, functions: int = 100) -> Table:
         rng = np.random.default_rng(seed)
         code = BerrutCode(501, 20, nodes)
         polynomials = _polynomials(25, functions, rng)
-        points = np.sort(rng.uniform(-1, 1, (functions, 20)), axis=1)
+        points = _points(functions, 20, "sorted", rng)
         for s in (0, 50, 100, 200, 300, 400):
             found = errors(code, points, polynomials, s, trials if s else 1, rng)
             rows.append({"nodes": nodes, "s": s, **_summary(found)})
@@ -191,9 +194,7 @@ def fig5(seed: int = 0, trials: int = 300, draws: int = 50) -> Table:
         code = BerrutCode(n + 1, k)
         for order in ("sorted", "as drawn"):
             rng = np.random.default_rng(seed)
-            points = rng.uniform(-1, 1, (draws, k))
-            if order == "sorted":
-                points = np.sort(points, axis=1)
+            points = _points(draws, k, order, rng)
             for s in (0, 50, 100, 150, 200):
                 found = errors(code, points, [_x_sin_x] * draws, s, trials if s else 1, rng)
                 rows.append({"N": n, "K": k, "order": order, "s": s, **_summary(found)})

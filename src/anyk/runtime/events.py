@@ -55,6 +55,8 @@ class Run:
         Time of the master.
     answered_at : dict of int to float
         Seconds after the start at which each valid or refused reply arrived.
+    failed_at : dict of int to float
+        Seconds after the start at which each of `failed` was lost or its reply arrived.
     worker_seconds : dict of int to float
         Time that each worker spent on its task, by its own clock.
     stopped_by : str
@@ -71,5 +73,6 @@ class Run:
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     answered_at: dict[int, float] = field(default_factory=dict)
+    failed_at: dict[int, float] = field(default_factory=dict)
     worker_seconds: dict[int, float] = field(default_factory=dict)
     stopped_by: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import time
@@ -12,10 +13,10 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import NotPicklable, WorkersClosed
+from ..errors import NotPicklable
 from . import faults
 from .faults import Crashed
-from .workers import Event, Failure, WorkersBase
+from .workers import SLICE, Event, Failure, WorkersBase
 
 __all__ = ["ExecutorWorkers"]
 
@@ -54,15 +55,13 @@ class ExecutorWorkers(WorkersBase):
         self._names = [f"{uuid.uuid4().hex}-{worker}" for worker in range(len(self._executors))]
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lost: dict[int, str] = {}
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._executors)
 
     def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
         """Start a task."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        self._check_open()
         if worker in self._lost:
             self._events.put(Event(token, worker, "lost", self._lost[worker]))
             return
@@ -81,21 +80,21 @@ class ExecutorWorkers(WorkersBase):
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Events so far, or the first to come."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
-        try:
-            events.append(self._events.get(block=timeout is None or timeout > 0, timeout=timeout))
-            while True:
-                events.append(self._events.get_nowait())
-        except queue.Empty:
-            self._lost |= {event.worker: str(event.value) for event in events if event.kind == "lost"}
-            return events
+        while True:
+            self._check_open()  # another thread may close it meanwhile
+            wait = 0.0 if events else min(max(deadline - time.monotonic(), 0.0), SLICE)
+            try:
+                events.append(self._events.get(block=wait > 0, timeout=wait))
+            except queue.Empty:
+                if events or time.monotonic() >= deadline:
+                    self._lost |= {event.worker: str(event.value) for event in events if event.kind == "lost"}
+                    return events
 
     def drop(self, worker: int, restart: bool = True) -> bool:
         """An executor cannot stop a running task."""
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
+        self._check_open()
         return False
 
     def close(self) -> None:

@@ -23,10 +23,10 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import NotPicklable, WorkersClosed
+from ..errors import NotPicklable
 from . import wire, worker
 from .segments import LARGE, Segment, aligned, capacity
-from .workers import Event, Failure, Layout, WorkersBase, whole
+from .workers import SLICE, Event, Failure, Layout, WorkersBase, whole
 from .zygote import Zygote
 
 __all__ = ["LocalWorkers"]
@@ -36,7 +36,6 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = 4  # open files for each worker: its socket, its two segments, and one more when they grow
 _REMEMBERED = 8  # published values that are kept for the case that they are published again
 _numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
-_SLICE = 0.5  # seconds between looks at whether the workers have been closed
 _SPARE = 4  # shared segments that are kept for the next large value
 
 
@@ -136,7 +135,6 @@ class LocalWorkers(WorkersBase):
         self._free: list[Segment] = []
         self._forgotten: set[int] = set()  # published values that nobody refers to any more
         self._retired: set[int] = set()  # segments that will not be used again
-        self._closed = False
         self._workers: list[_Worker] = []
         try:
             self._workers += [self._start(index) for index in range(n)]
@@ -164,10 +162,6 @@ class LocalWorkers(WorkersBase):
         ours.setblocking(False)
         self._selector.register(ours, selectors.EVENT_READ, index)
         return _Worker(pid, ours)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
 
     # -- towards the workers ------------------------------------------------------------------------------------------
 
@@ -319,13 +313,12 @@ class LocalWorkers(WorkersBase):
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Events that arrived, waiting up to `timeout` seconds for the first."""
-        self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
         wait = 0.0 if self._events else timeout
         while True:
             self._check_open()  # another thread may close it meanwhile
             try:
-                ready = self._selector.select(_SLICE if wait is None else min(wait, _SLICE))
+                ready = self._selector.select(SLICE if wait is None else min(wait, SLICE))
             except (OSError, ValueError):
                 self._check_open()
                 raise
@@ -401,22 +394,23 @@ class LocalWorkers(WorkersBase):
         each = self._workers[index]
         if each.lost:
             return
-        self._bury(each)
+        token = self._bury(each)
         if reason is None:
             reason = self._zygote.epitaph(each.pid)
         else:
             self._kill(each.pid)
-        token, each.token, each.sequence, each.holds = each.token, None, 0, []
         self._events.append(Event(token, index, "lost", f"process {each.pid} {reason}"))
 
-    def _bury(self, each: _Worker) -> None:
-        """Stop listening to a process."""
+    def _bury(self, each: _Worker) -> Any:
+        """Stop listening to a process; the token of the task that it had."""
         each.lost = True
         self._selector.unregister(each.sock)
         each.sock.close()
         for descriptor in each.descriptors:
             os.close(descriptor)
         each.descriptors.clear()
+        token, each.token, each.sequence, each.holds = each.token, None, 0, []
+        return token
 
     def _kill(self, pid: int) -> None:
         with contextlib.suppress(OSError, RuntimeError):
@@ -429,10 +423,10 @@ class LocalWorkers(WorkersBase):
         self._check_open()
         each = self._workers[worker]
         self._events = [event for event in self._events if event.worker != worker]
+        token = None
         if not each.lost:
-            self._bury(each)
+            token = self._bury(each)
             self._kill(each.pid)
-        token, each.token, each.sequence, each.holds = each.token, None, 0, []
         if restart:
             self._workers[worker] = self._start(worker)
         else:
@@ -453,7 +447,7 @@ class LocalWorkers(WorkersBase):
         self._free.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):
+        if hasattr(self, "_workers"):  # not where the constructor refused its arguments
             self.close()
 
 

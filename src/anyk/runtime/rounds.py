@@ -76,14 +76,6 @@ _PATIENCE = 1.0  # seconds, at least, before a worker that is behind is taken of
 _LONGEST = 3600.0  # seconds to wait at once; clocks overflow on much longer ones
 
 
-def _finite(array: NDArray[Any]) -> bool:
-    if array.size < 64:
-        return bool(np.isfinite(array).all())
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(array, axis=None)  # one fast pass; only a total that is not finite needs a closer look
-    return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
-
-
 def _unfit(reason: str) -> Failure:
     return Failure("TypeError", reason, f"TypeError: {reason}")
 
@@ -103,7 +95,7 @@ def _screen(value: Any, allow_nan: bool) -> Reply | Failure | str:
         return _unfit("returned an empty container")
     if not allow_nan:
         for array in arrays:
-            if not _finite(array):
+            if not _blocks.finite(array):
                 bad = int(array.size - np.isfinite(array).sum())
                 return f"returned {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf) of {array.size}"
     return Reply(native, arrays, spec)
@@ -160,14 +152,16 @@ class _Round:
 
     def fail(self, worker: int, reason: str, failure: Failure | None = None) -> None:
         self.run.failed[worker] = reason
+        self.run.failed_at[worker] = self.run.answered_at.get(worker, self.elapsed())
         if failure is not None:
             self.failures[worker] = failure
         self.tell("failed", worker, reason)
 
     def restart(self, worker: int) -> bool:
-        """Bring a lost worker back; its state is gone."""
+        """Start a worker afresh, whether it is lost or at work; its state is gone."""
         if self.workers.drop(worker, restart=True):
             self.ledger.lost.pop(worker, None)
+            self.ledger.busy.pop(worker, None)
             self.tell("restarted", worker)
             return True
         return False
@@ -195,20 +189,15 @@ class _Round:
         self.submit(free)
 
     def abandon(self) -> None:
-        """Start everybody afresh who is at work, as far as the engine can."""
+        """Start everybody afresh who is at work, as far as the engine can; no listener is told, it may raise again."""
         for worker in list(self.ledger.busy):
             if self.workers.drop(worker, restart=True):
                 self.ledger.busy.pop(worker, None)
 
     def relieve(self) -> list[int]:
         """Start those afresh who are still at work for an earlier round, as far as the engine can."""
-        relieved = []
-        for worker in sorted(self.waiting):
-            if self.workers.drop(worker, restart=True):
-                self.ledger.busy.pop(worker, None)
-                self.waiting.discard(worker)
-                self.tell("restarted", worker)
-                relieved.append(worker)
+        relieved = [worker for worker in sorted(self.waiting) if self.restart(worker)]
+        self.waiting.difference_update(relieved)
         self.patient = not relieved
         return relieved
 
@@ -229,10 +218,6 @@ class _Round:
                 self.workers.submit(worker, token, fn, *args)
             except Exception:
                 del self.ledger.busy[worker]
-                raise
-            except BaseException:  # interrupted: whether the task has left cannot be known
-                if self.workers.drop(worker, restart=True):
-                    del self.ledger.busy[worker]
                 raise
             self.pending.add(worker)
             self.tell("submitted", worker)
@@ -451,10 +436,9 @@ def gather(
     try:
         current.begin(stop, sufficient)
         met = current.wait(stop, sufficient)
-    except Exception:
-        raise
-    except BaseException:  # Ctrl-C, perhaps in the middle of reading a reply: nobody's state can be trusted
-        current.abandon()
+    except BaseException as reason:
+        if not isinstance(reason, Exception):  # Ctrl-C, perhaps in the middle of sending or reading: trust nobody
+            current.abandon()
         raise
     arrived = {worker: current.best[worker] for worker in sorted(current.best)}
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import WorkersClosed
 from .faults import Crash, Crashed, Hang, Slow, run_faulty
 from .latency import Latency, ShiftedExponential
 from .workers import Event, Failure, WorkersBase, whole
@@ -63,14 +62,9 @@ class SimulatedWorkers(WorkersBase):
         self._events: list[Event] = []  # of no time
         self._sequence = 0
         self._clock = 0.0
-        self._closed = False
 
     def __len__(self) -> int:
         return self._n
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
 
     def time(self) -> float:
         """The virtual clock."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from typing import Any
 
-from ..errors import WorkersClosed
 from .faults import Crashed
-from .workers import Event, Failure, WorkersBase, whole
+from .workers import SLICE, Event, Failure, WorkersBase, whole
 
 __all__ = ["ThreadWorkers"]
-
-_SLICE = 0.5  # seconds between looks at whether the workers have been closed
 
 
 class _Thread:
@@ -64,14 +62,9 @@ class ThreadWorkers(WorkersBase):
     def __init__(self, n: int) -> None:
         self._outbox: queue.SimpleQueue[tuple[_Thread, Event]] = queue.SimpleQueue()
         self._threads = [_Thread(worker, self._outbox) for worker in range(whole(n))]
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._threads)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise WorkersClosed("these workers have been closed")
 
     def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
         """Start a task."""
@@ -85,17 +78,15 @@ class ThreadWorkers(WorkersBase):
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Events so far, or the first to come."""
-        self._check_open()
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         events: list[Event] = []
         while True:
-            self._check_open()  # somebody may close it meanwhile
-            wait = 0.0 if events else _SLICE if deadline is None else max(deadline - time.monotonic(), 0.0)
-            wait = min(wait, _SLICE)
+            self._check_open()  # another thread may close it meanwhile
+            wait = 0.0 if events else min(max(deadline - time.monotonic(), 0.0), SLICE)
             try:
-                thread, event = self._outbox.get(block=wait != 0.0, timeout=wait)
+                thread, event = self._outbox.get(block=wait > 0, timeout=wait)
             except queue.Empty:
-                if events or (deadline is not None and time.monotonic() >= deadline):
+                if events or time.monotonic() >= deadline:
                     return events
                 continue
             events += self._heard(thread, event)

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..errors import WorkersClosed
+
 __all__ = ["Event", "Failure", "Layout", "Task", "Workers", "WorkersBase", "whole"]
 
 _OURS = ("/anyk/runtime/", "/anyk/mapping.py")
@@ -131,8 +133,17 @@ def whole(n: Any) -> int:
     return int(n)
 
 
+SLICE = 0.5  # seconds between a waiting engine's looks at whether another thread has closed it
+
+
 class WorkersBase:
     """The few methods that most engines share."""
+
+    _closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorkersClosed("these workers have been closed")
 
     def publish(self, value: Any) -> Any:
         """In one process a value is its own reference."""
