@@ -13,9 +13,9 @@ SOURCE = Path(anyk.__file__).parent
 # From the bottom up. A trailing dot stands for a package's modules; modules of one layer may import one another.
 LAYERS = [
     ("errors",),
-    ("points",),
+    ("points", "placement"),
     ("interpolation", "frames"),
-    ("ordering", "placement"),
+    ("ordering",),
     ("blocks",),
     ("codes.base",),
     ("codes", "codes."),

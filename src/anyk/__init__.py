@@ -1,13 +1,40 @@
 """anyk: any k of n. Coded computing over workers that may be slow, dead, noisy or lying."""
 
 from . import errors
-from .codes import BerrutCode, Code, DataCode, Decoder, LagrangeCode, RepetitionCode, UncodedCode
+from .codes import (
+    BerrutCode,
+    BerrutGradientCode,
+    Code,
+    CyclicCode,
+    CyclicMDSCode,
+    DataCode,
+    Decoder,
+    FractionalRepetitionCode,
+    GradientCode,
+    GraphCode,
+    GroupCode,
+    IgnoreStragglersCode,
+    LagrangeCode,
+    NullSpaceCode,
+    PolynomialOfSumCode,
+    RepetitionCode,
+    UncodedCode,
+    UniversalPolynomialCode,
+)
 from .codes.berrut import error_bound, lebesgue_bound
-from .errors import TaskFailed, TooFewResponders
+from .errors import PlacementError, TaskFailed, TooFewResponders, TooManyErrors
 from .interpolation import lebesgue_constant, lebesgue_function
 from .mapping import Result
 from .mapping import map as map
 from .ordering import path_order
+from .placement import (
+    cyclic_placement,
+    fractional_repetition_placement,
+    minimum_communication,
+    placement_by_speed,
+    random_placement,
+    replication,
+)
 from .runtime import (
     All,
     Corrupt,
@@ -40,9 +67,12 @@ __version__ = "0.1.0"
 __all__ = [
     "All",
     "BerrutCode",
+    "BerrutGradientCode",
     "Code",
     "Corrupt",
     "Crash",
+    "CyclicCode",
+    "CyclicMDSCode",
     "DataCode",
     "Deadline",
     "Decoder",
@@ -51,11 +81,19 @@ __all__ = [
     "Fault",
     "FaultyWorkers",
     "FirstK",
+    "FractionalRepetitionCode",
+    "GradientCode",
+    "GraphCode",
+    "GroupCode",
     "Hang",
+    "IgnoreStragglersCode",
     "LagrangeCode",
     "LocalWorkers",
     "LogNormal",
+    "NullSpaceCode",
     "Pareto",
+    "PlacementError",
+    "PolynomialOfSumCode",
     "Raise",
     "RepetitionCode",
     "Result",
@@ -69,14 +107,22 @@ __all__ = [
     "TaskFailed",
     "ThreadWorkers",
     "TooFewResponders",
+    "TooManyErrors",
     "Trace",
     "UncodedCode",
+    "UniversalPolynomialCode",
     "Workers",
+    "cyclic_placement",
     "error_bound",
     "errors",
+    "fractional_repetition_placement",
     "lebesgue_bound",
     "lebesgue_constant",
     "lebesgue_function",
+    "minimum_communication",
     "path_order",
+    "placement_by_speed",
     "random_faults",
+    "random_placement",
+    "replication",
 ]

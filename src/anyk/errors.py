@@ -5,10 +5,12 @@
     Exception
     +-- AnykError
         +-- BlocksError (ValueError)        the input: none, unequal, empty or non-finite blocks
+        +-- PlacementError (ValueError)     a placement that is none, or has too few replicas for what is asked of it
         +-- RoundError                      a round brought no answer; carries what arrived
         |   +-- TooFewResponders                fewer answers than the code or the stop rule needs
         |   +-- UnsafeDecode (ArithmeticError)  rounding alone would swamp the answer
         |   +-- TaskFailed (RuntimeError)       the worker's function raised, everywhere that counts
+        |   +-- TooManyErrors (ArithmeticError) wrong replies that cannot be told from the right ones
         |   +-- DisagreeingReplies              as many answers of one kind as of another
         +-- NotPicklable (TypeError)        the function cannot travel to another process
         +-- WorkersClosed (RuntimeError)    the workers were closed, or never opened
@@ -26,9 +28,11 @@ __all__ = [
     "BlocksError",
     "DisagreeingReplies",
     "NotPicklable",
+    "PlacementError",
     "RoundError",
     "TaskFailed",
     "TooFewResponders",
+    "TooManyErrors",
     "UnsafeDecode",
     "WorkersClosed",
 ]
@@ -40,6 +44,10 @@ class AnykError(Exception):
 
 class BlocksError(AnykError, ValueError):
     """The blocks to be mapped are missing, unequal, empty or not finite."""
+
+
+class PlacementError(AnykError, ValueError):
+    """Not a placement, or one with too few replicas for the stragglers and adversaries asked for."""
 
 
 class RoundError(AnykError):
@@ -74,6 +82,10 @@ class TooFewResponders(RoundError):
 
 class UnsafeDecode(RoundError, ArithmeticError):
     """Decoding would amplify rounding beyond the size of the answer."""
+
+
+class TooManyErrors(RoundError, ArithmeticError):
+    """The replies contradict one another, and no set of as few liars as the code allows for explains it."""
 
 
 class TaskFailed(RoundError, RuntimeError):

@@ -65,7 +65,7 @@ class Decoder:
     def _difference(self) -> Matrix:
         """D G_S - T, in the code's order."""
         matrix = self.matrix if self.order is None else self.matrix[self.order]
-        return np.asarray(matrix @ self.code.generator[list(self.responders)] - self.code.target)
+        return np.asarray(matrix @ self.code._rows(self.responders) - self.code.target)
 
     @cached_property
     def worst_residual(self) -> float:
@@ -149,6 +149,10 @@ class Code(ABC):
     def sufficient(self, responders: Iterable[int]) -> bool:
         """Whether these responders can be decoded."""
         return len(set(responders)) >= self.threshold
+
+    def _rows(self, workers: Sequence[int]) -> Any:
+        """The rows of G of these workers, dense or sparse."""
+        return self.generator[list(workers)]
 
     @abstractmethod
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:

@@ -1,0 +1,143 @@
+"""Paper 2, section IV: a matrix polynomial of the sum, h(sum_k G_k), from workers that apply h to what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.polynomial.chebyshev import chebvander
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import PlacementError, TooFewResponders
+from .base import Exactness, Matrix
+from .gradient import Component, GradientCode, null_checks
+from .universal import check_rounding, data_nodes, interleaved, universal_coefficients
+
+__all__ = ["PolynomialOfSumCode", "matrix_polynomial"]
+
+
+def matrix_polynomial(coefficients: Sequence[float], x: NDArray[Any]) -> NDArray[Any]:
+    """c_0 I + c_1 X + c_2 X^2 + ..., by Horner's rule, for square matrices (..., n, n).
+
+    Examples
+    --------
+    >>> matrix_polynomial([1, 0, 2], np.array([[0.0, 1.0], [0.0, 0.0]]))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    identity = np.eye(x.shape[-1], dtype=x.dtype)
+    value = coefficients[-1] * np.broadcast_to(identity, x.shape)
+    for coefficient in coefficients[-2::-1]:
+        value = value @ x + coefficient * identity
+    return np.asarray(value)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PolynomialOfSumCode(GradientCode):
+    """h(G_1 + ... + G_K) for a matrix polynomial h and square matrices G_k: paper 2, Theorem 2.
+
+    Worker n sends h(f(alpha_n)), one matrix, where f(alpha_n) combines what it holds and f(beta) is the sum; h(f(x)) is
+    a polynomial of degree deg h (N - r).
+
+    Parameters
+    ----------
+    placement : (workers, partitions) bool
+    polynomial : sequence of float, or numpy.polynomial.Polynomial
+        Coefficients c_0, c_1, ... of h, lowest first.
+    stragglers, adversaries : int
+
+    Raises
+    ------
+    PlacementError
+        If r < N - floor((N - 2a - s - 1) / deg h), naming how many replicas it takes.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> code = PolynomialOfSumCode(anyk.cyclic_placement(12, 12, 10), [0, 0, 0, 1], stragglers=2, adversaries=1)
+    >>> parts = np.arange(48.0).reshape(12, 2, 2) / 100
+    >>> messages = code.encode(parts)
+    >>> cube = np.linalg.matrix_power(parts.sum(axis=0), 3)
+    >>> bool(np.allclose(code.decoder(range(2, 12)) @ messages[2:], cube))
+    True
+    """
+
+    placement: NDArray[np.bool_]
+    polynomial: tuple[float, ...]
+    stragglers: int = 0
+    adversaries: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_placement()
+        given = self.polynomial
+        values = tuple(float(c) for c in (given.convert().coef if hasattr(given, "convert") else given))
+        while len(values) > 1 and values[-1] == 0:
+            values = values[:-1]
+        if not values or not np.isfinite(values).all():
+            raise ValueError(f"polynomial must hold finite coefficients, lowest first, got {given!r}")
+        object.__setattr__(self, "polynomial", values)
+        spare = self.workers - 2 * self.adversaries - self.stragglers - 1
+        needed = self.workers - max(spare, 0) // max(self.degree, 1)
+        if spare < 0 or self.replicas < max(needed, 1):
+            raise PlacementError(
+                f"a polynomial of degree {self.degree} of a sum over {self.workers} workers with {self.stragglers} "
+                f"stragglers and {self.adversaries} adversaries needs {needed} replicas of every partition, got "
+                f"{self.replicas}" + (": and fewer stragglers or adversaries than workers" if spare < 0 else "")
+            )
+
+    @property
+    def degree(self) -> int:
+        """Degree of h."""
+        return len(self.polynomial) - 1
+
+    @cached_property
+    def chunks(self) -> int:
+        """1: matrices are multiplied, so they travel whole."""
+        return 1
+
+    @property
+    def exact_for(self) -> Exactness:
+        """The polynomial that was given."""
+        return "polynomial"
+
+    @cached_property
+    def alpha(self) -> NDArray[np.float64]:
+        """The workers' nodes: Chebyshev points in long strides."""
+        places = interleaved(self.workers)
+        return np.asarray(np.cos(np.pi * (2 * places + 1) / (2 * self.workers)))
+
+    @cached_property
+    def beta(self) -> NDArray[np.float64]:
+        """Where f is the sum."""
+        return data_nodes(1, self.alpha)
+
+    def _coefficients(self) -> Any:
+        return universal_coefficients(self.placement, self.alpha, self.beta)[:, :, 0]
+
+    @cached_property
+    def components(self) -> tuple[Component, ...]:
+        """One: messages are values of a polynomial of degree deg h (N - r)."""
+        top = max(self.degree, 1) * (self.workers - self.replicas)
+        basis = chebvander(self.alpha, top)
+        reader = chebvander(self.beta, top) @ np.linalg.pinv(basis)
+        return (Component.of(np.arange(self.workers), null_checks(basis), reader),)
+
+    def encode(self, gradients: ArrayLike) -> NDArray[Any]:
+        """All messages, (workers, n, n), of square matrices, (partitions, n, n)."""
+        array = np.asarray(gradients)
+        if array.ndim != 3 or len(array) != self.partitions or array.shape[1] != array.shape[2]:
+            raise ValueError(f"gradients must have shape ({self.partitions}, n, n), got {array.shape}")
+        mixed = np.tensordot(self.coefficients.toarray(), array, axes=1)
+        return matrix_polynomial(self.polynomial, mixed).astype(np.result_type(array, np.float16))
+
+    def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
+        weights = self._exact_weights(responders)
+        if weights is None:  # least squares would be right for the identity only
+            needed = max(self.degree, 1) * (self.workers - self.replicas) + 1
+            raise TooFewResponders(f"{self!r} needs {needed} answers, got {len(responders)}")
+        matrix = np.ascontiguousarray(weights[:, responders])
+        check_rounding(self, matrix, responders)
+        return matrix
