@@ -24,6 +24,7 @@ from .codes import (
 from .codes.berrut import error_bound, lebesgue_bound
 from .errors import PlacementError, TaskFailed, TooFewResponders, TooManyErrors
 from .interpolation import lebesgue_constant, lebesgue_function
+from .locate import locate
 from .mapping import Result
 from .mapping import map as map
 from .ordering import path_order
@@ -59,9 +60,11 @@ from .runtime import (
     Sufficient,
     ThreadWorkers,
     Trace,
+    Traffic,
     Workers,
     random_faults,
 )
+from .summing import sum as sum
 
 __version__ = "0.1.0"
 __all__ = [
@@ -109,6 +112,7 @@ __all__ = [
     "TooFewResponders",
     "TooManyErrors",
     "Trace",
+    "Traffic",
     "UncodedCode",
     "UniversalPolynomialCode",
     "Workers",
@@ -119,6 +123,7 @@ __all__ = [
     "lebesgue_bound",
     "lebesgue_constant",
     "lebesgue_function",
+    "locate",
     "minimum_communication",
     "path_order",
     "placement_by_speed",

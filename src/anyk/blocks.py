@@ -296,11 +296,12 @@ def split(blocks: Any, noun: str = "blocks") -> Blocks:
     return Blocks(count, leaves, spec, listed=False)
 
 
-def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
+def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array, *, double: bool = False) -> None:
     """Write row i of ``matrix @ leaf.rows`` to ``outs[i]``, a one-dimensional array (of shared memory, say).
 
     One BLAS product where everything is contiguous, otherwise slices of all blocks that stay in cache. Where every
-    row of the matrix selects a single block, blocks are copied: exact, and no NaN of one reaches another.
+    row of the matrix selects a single block, blocks are copied: exact, and no NaN of one reaches another. With `double`
+    lower precisions are combined in float64 and rounded once, as `outs` are written.
     """
     if len(matrix) == 0 or leaf.size == 0:
         return
@@ -310,12 +311,18 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
             out[...] = leaf.rows[index]
         return
     if not support.all() and not all(finite(row) for row in leaf.rows):
-        _apply_by_support(matrix, support, leaf, outs)
+        _apply_by_support(matrix, support, leaf, outs, double)
         return
     half = leaf.dtype == np.float16
     working = np.dtype(np.float32) if half else leaf.dtype
+    if double:
+        working = np.result_type(leaf.dtype, np.float64)
     weights = matrix.astype(coded_dtype(matrix, working))
-    if isinstance(outs, np.ndarray) and isinstance(leaf.rows, np.ndarray) and outs.dtype == weights.dtype:
+    if (
+        isinstance(outs, np.ndarray)
+        and isinstance(leaf.rows, np.ndarray)
+        and outs.dtype == weights.dtype == leaf.rows.dtype
+    ):
         np.matmul(weights, leaf.rows, out=outs)
         return
     # Gathering a slice beats handing BLAS a strided view of it, whose rows collide in the cache.
@@ -352,7 +359,7 @@ def one_blas_thread() -> Any:
     return _blas().limit(limits=1, user_api="blas")
 
 
-def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[Array] | Array) -> None:
+def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[Array] | Array, double: bool) -> None:
     """Rows that use the same blocks together, others left out: 0 * NaN is NaN, and a block not used must not matter."""
     patterns, which = np.unique(support, axis=0, return_inverse=True)
     for index, pattern in enumerate(patterns):
@@ -360,7 +367,7 @@ def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[
         part = Leaf([leaf.rows[column] for column in columns.tolist()], leaf.shape, leaf.dtype, leaf.like)
         targets = [outs[row] for row in rows.tolist()]
         if len(columns):
-            apply(matrix[np.ix_(rows, columns)], part, targets)
+            apply(matrix[np.ix_(rows, columns)], part, targets, double=double)
         else:
             for target in targets:
                 target[...] = 0

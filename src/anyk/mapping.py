@@ -114,11 +114,28 @@ def _code_for(code: DataCode | None, workers: Any, count: int) -> DataCode:
         raise TypeError(f"code must be a data code such as BerrutCode(workers, blocks), got {code!r}")
     if code.blocks != count:
         raise ValueError(f"{code!r} is for {code.blocks} blocks, got {count}")
-    if workers is not None:
-        n = workers if isinstance(workers, int) else len(workers)
-        if n < code.workers:
-            raise ValueError(f"{code!r} needs {code.workers} workers, got {n}")
     return code
+
+
+def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None = None) -> None:
+    """Refuse arguments of a verb that cannot be what they should."""
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {fn!r}")
+    if workers is not None and (isinstance(workers, type | bool) or not isinstance(workers, Workers | int)):
+        raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
+    if stop is not None and not isinstance(stop, StopRule):
+        raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
+    if not isinstance(faults, Mapping | None):
+        raise TypeError(f"faults must be a mapping such as {{3: Slow(0.5)}}, got {faults!r}")
+    for worker, fault in (faults or {}).items():
+        if not isinstance(worker, int | np.integer) or not isinstance(fault, Fault):
+            raise TypeError(f"faults must map workers to faults such as Slow(0.5), got {worker!r}: {fault!r}")
+        if needed is not None and not 0 <= worker < needed:
+            raise ValueError(f"faults names worker {worker}, but there are workers 0..{needed - 1}")
+    if needed is not None and workers is not None:
+        n = workers if isinstance(workers, int) else len(workers)
+        if n < needed:
+            raise ValueError(f"the code needs {needed} workers, got {n}")
 
 
 def _default_stop(code: DataCode) -> StopRule:
@@ -210,8 +227,6 @@ def map(
     >>> bool(np.abs(result.value - np.exp(x)).max() < 0.05), 3 in result.run.responders
     (True, False)
     """
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {fn!r}")
     parts = _blocks.split(blocks)
     if not allow_empty:
         parts.require_entries("blocks")
@@ -219,25 +234,16 @@ def map(
         parts.require_finite("blocks")
     if isinstance(workers, np.integer):
         workers = int(workers)
-    if workers is not None and (isinstance(workers, type | bool) or not isinstance(workers, Workers | int)):
-        raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
+    check_call(fn, workers, stop, faults)
     chosen = _code_for(code, workers, parts.count)
+    check_call(fn, workers, stop, faults, chosen.workers)
     rule = stop if stop is not None else _default_stop(chosen)
-    if not isinstance(rule, StopRule):
-        raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
     rule.check(len(chosen.active))
     if not chosen.sufficient(chosen.active):
         raise TooFewResponders(
             f"{chosen!r} needs {chosen.threshold} answers and has {len(chosen.active)} workers with something to do: "
             "use more workers or fewer blocks"
         )
-    if not isinstance(faults, Mapping | None):
-        raise TypeError(f"faults must be a mapping such as {{3: Slow(0.5)}}, got {faults!r}")
-    for worker, fault in (faults or {}).items():
-        if not isinstance(worker, int | np.integer) or not isinstance(fault, Fault):
-            raise TypeError(f"faults must map workers to faults such as Slow(0.5), got {worker!r}: {fault!r}")
-        if not 0 <= worker < chosen.workers:
-            raise ValueError(f"faults names worker {worker}, but there are workers 0..{chosen.workers - 1}")
     permutation = _order_of(order, parts, chosen.approximate)
     generator = chosen.generator if permutation is None else chosen.generator[:, np.argsort(permutation)]
     with ExitStack() as stack:

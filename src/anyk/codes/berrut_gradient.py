@@ -49,7 +49,7 @@ class BerrutGradientCode(GradientCode):
     """
 
     placement: NDArray[np.bool_]
-    chunks: int = field()  # type: ignore[assignment]
+    chunks: int = field()
     stragglers: int
     adversaries: int
     decoding: Literal["least-squares", "berrut"]

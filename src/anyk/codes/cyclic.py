@@ -46,11 +46,11 @@ class CyclicCode(GradientCode):
     (18, 4, True)
     """
 
-    workers: int = field()  # type: ignore[assignment]
+    workers: int = field()
     stragglers: int = 0
     rng: int = 0
 
-    adversaries = 0  # type: ignore[misc]
+    adversaries = 0
 
     def __post_init__(self) -> None:
         _check_ring(self)
@@ -98,10 +98,10 @@ class CyclicMDSCode(GradientCode):
     array([0.276, 0.447, 0.276, 0.   , 0.   ])
     """
 
-    workers: int = field()  # type: ignore[assignment]
+    workers: int = field()
     stragglers: int = 0
 
-    adversaries = 0  # type: ignore[misc]
+    adversaries = 0
 
     def __post_init__(self) -> None:
         _check_ring(self)

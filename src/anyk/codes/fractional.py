@@ -37,8 +37,8 @@ class FractionalRepetitionCode(GradientCode):
     (array([1., 1., 1., 0., 0., 0.]), True, True)
     """
 
-    workers: int = field()  # type: ignore[assignment]
-    partitions: int = field()  # type: ignore[assignment]
+    workers: int = field()
+    partitions: int = field()
     stragglers: int = 0
     adversaries: int = 0
 
@@ -76,11 +76,13 @@ class FractionalRepetitionCode(GradientCode):
             parts.append(Component.of(members, null_checks(ones), np.linalg.pinv(ones)))
         return tuple(parts)
 
-    def sufficient(self, responders: Iterable[int]) -> bool:
+    def sufficient(self, responders: Iterable[int], exposed: Iterable[int] = ()) -> bool:
         """Whether every group has answered, with enough to outvote the adversaries."""
-        present = set(responders)
-        need = 1 + 2 * self.adversaries
-        return all(len(present.intersection(part.members.tolist())) >= need for part in self.components)
+        present, known = set(responders), set(exposed)
+        groups = [frozenset(part.members.tolist()) for part in self.components]
+        return all(
+            len(present & group) > 2 * self.adversaries - min(self.adversaries, len(known & group)) for group in groups
+        )
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         present = np.zeros(self.workers)

@@ -160,8 +160,8 @@ class GradientCode(Code):
 
     @property
     def threshold(self) -> int:
-        """N - s answers, among which `adversaries` liars can still be told."""
-        return max(self.workers - self.stragglers, 1)
+        """N - s answers, among which `adversaries` liars can still be told; N without workers that hold nothing."""
+        return max(len(self.active) - self.stragglers, 1)
 
     @property
     def exact_for(self) -> Exactness:
@@ -191,8 +191,8 @@ class GradientCode(Code):
         A read-only NumPy array, or the sparse `coefficients` where that would have more than 2**24 entries.
         """
         if math.prod(self.coefficients.shape) > _DENSE:
-            return self.coefficients
-        matrix = self.coefficients.toarray()
+            return self.coefficients  # type: ignore[no-any-return]
+        matrix = np.asarray(self.coefficients.toarray())
         matrix.flags.writeable = False
         return matrix
 
@@ -235,6 +235,10 @@ class GradientCode(Code):
         messages = self.coefficients @ pieces.reshape(self.partitions * self.chunks, -1)
         return np.asarray(messages.astype(np.result_type(dtype, np.complex64) if np.iscomplexobj(messages) else dtype))
 
+    def sufficient(self, responders: Iterable[int], exposed: Iterable[int] = ()) -> bool:
+        """Whether these answers are enough, adversaries among them; those `exposed` already are as good as answers."""
+        return len(set(responders)) >= self.threshold - min(self.adversaries, len(set(exposed)))
+
     def approximates(self, responders: Iterable[int]) -> bool:
         """Whether these responders leave a residual."""
         decoder = self.decoder(responders)
@@ -266,7 +270,7 @@ class GradientCode(Code):
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._key() == other._key()  # type: ignore[attr-defined]
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())

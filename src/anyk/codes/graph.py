@@ -44,15 +44,15 @@ class GraphCode(GradientCode):
     True
     """
 
-    workers: int = field()  # type: ignore[assignment]
-    partitions: int = field()  # type: ignore[assignment]
-    replicas: int = 3  # type: ignore[assignment]
+    workers: int = field()
+    partitions: int = field()
+    replicas: int = 3
     stragglers: int = 0
     graph: Literal["regular", "bernoulli", "edges"] = "regular"
     weights: Literal["least-squares", "fixed"] = "least-squares"
     rng: int = 0
 
-    adversaries = 0  # type: ignore[misc]
+    adversaries = 0
 
     def __post_init__(self) -> None:
         self._check_counts()

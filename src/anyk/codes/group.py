@@ -90,9 +90,9 @@ class GroupCode(GradientCode):
     array([264., 276., 288., 300.])
     """
 
-    workers: int = field()  # type: ignore[assignment]
-    partitions: int = field()  # type: ignore[assignment]
-    replicas: int = field()  # type: ignore[assignment]
+    workers: int = field()
+    partitions: int = field()
+    replicas: int = field()
     stragglers: int = 0
     adversaries: int = 0
     speeds: tuple[float, ...] | None = None
@@ -178,10 +178,13 @@ class GroupCode(GradientCode):
             parts.append(Component.of(group, null_checks(matrix), np.linalg.pinv(matrix)))
         return tuple(parts)
 
-    def sufficient(self, responders: Iterable[int]) -> bool:
+    def sufficient(self, responders: Iterable[int], exposed: Iterable[int] = ()) -> bool:
         """Whether enough of every group have answered; often long before the worst-case `threshold`."""
-        present = set(responders)
-        return all(len(present.intersection(group)) >= self.chunks + 2 * self.adversaries for group in self.groups)
+        present, known = set(responders), set(exposed)
+        return all(
+            len(present & members) >= self.chunks + 2 * self.adversaries - min(self.adversaries, len(known & members))
+            for members in map(frozenset, self.groups)
+        )
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Whether some group has fewer answers than chunks."""

@@ -37,11 +37,11 @@ class IgnoreStragglersCode(GradientCode):
     array([[1.333, 1.333, 1.333]])
     """
 
-    workers: int = field()  # type: ignore[assignment]
-    partitions: int = field()  # type: ignore[assignment]
+    workers: int = field()
+    partitions: int = field()
     stragglers: int = 0
 
-    adversaries = 0  # type: ignore[misc]
+    adversaries = 0
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -119,7 +119,7 @@ class NullSpaceCode(GradientCode):
 
     def _probes(self, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Sets of workers that may be missing once the liars have been dropped: random and contiguous ones."""
-        n, size = self.workers, self.stragglers + self.adversaries
+        n, size = len(self.active), self.stragglers + self.adversaries
         random = rng.random((_PROBES, n)).argsort(axis=1)[:, :size]
         contiguous = (np.arange(0, n, 1 + n // _PROBES)[:, None] + np.arange(size)) % n
         return random, contiguous
@@ -142,7 +142,9 @@ class NullSpaceCode(GradientCode):
         scale = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
         scale[scale == 0] = 1.0
         unit = sparse.csr_array(matrix.multiply(1 / scale[:, None]))
-        component = Component.of(np.arange(n), checks * scale, reader * scale)
+        # Workers that hold nothing send nothing and are never missing.
+        busy = np.array(self.active)
+        component = Component.of(busy, (checks * scale)[:, busy], (reader * scale)[:, busy])
         return _Draw(unit, component)
 
     def _batches(self, checks: Matrix) -> list[_Batch]:

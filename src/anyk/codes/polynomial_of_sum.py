@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import PlacementError, TooFewResponders
 from .base import Exactness, Matrix
 from .gradient import Component, GradientCode, null_checks
-from .universal import check_rounding, data_nodes, interleaved, universal_coefficients
+from .universal import check_rounding, universal_coefficients
 
 __all__ = ["PolynomialOfSumCode", "matrix_polynomial"]
+
+_STRIDES = 32  # ways of dealing nodes out to workers that are tried
 
 
 def matrix_polynomial(coefficients: Sequence[float], x: NDArray[Any]) -> NDArray[Any]:
@@ -79,11 +82,12 @@ class PolynomialOfSumCode(GradientCode):
         if not values or not np.isfinite(values).all():
             raise ValueError(f"polynomial must hold finite coefficients, lowest first, got {given!r}")
         object.__setattr__(self, "polynomial", values)
-        spare = self.workers - 2 * self.adversaries - self.stragglers - 1
-        needed = self.workers - max(spare, 0) // max(self.degree, 1)
+        workers = len(self.active)
+        spare = workers - 2 * self.adversaries - self.stragglers - 1
+        needed = workers - max(spare, 0) // max(self.degree, 1)
         if spare < 0 or self.replicas < max(needed, 1):
             raise PlacementError(
-                f"a polynomial of degree {self.degree} of a sum over {self.workers} workers with {self.stragglers} "
+                f"a polynomial of degree {self.degree} of a sum over {workers} workers with {self.stragglers} "
                 f"stragglers and {self.adversaries} adversaries needs {needed} replicas of every partition, got "
                 f"{self.replicas}" + (": and fewer stragglers or adversaries than workers" if spare < 0 else "")
             )
@@ -103,27 +107,51 @@ class PolynomialOfSumCode(GradientCode):
         """The polynomial that was given."""
         return "polynomial"
 
-    @cached_property
+    @property
     def alpha(self) -> NDArray[np.float64]:
         """The workers' nodes: Chebyshev points in long strides."""
-        places = interleaved(self.workers)
-        return np.asarray(np.cos(np.pi * (2 * places + 1) / (2 * self.workers)))
+        return self._nodes[0]
+
+    @property
+    def beta(self) -> NDArray[np.float64]:
+        """Where f is the sum: midway between two workers' nodes."""
+        return self._nodes[1]
 
     @cached_property
-    def beta(self) -> NDArray[np.float64]:
-        """Where f is the sum."""
-        return data_nodes(1, self.alpha)
+    def _nodes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The nodes that make the largest row of coefficients smallest: what h raises to a power in the messages."""
+        n = self.workers
+        busy = np.array(self.active)
+        held = self.placement[busy]
+        absent = (~held).astype(np.float64)
+        beta = np.cos(np.pi * np.arange(1, max(n, 2)) / max(n, 2))
+        best: tuple[float, NDArray[np.float64], NDArray[np.float64]] | None = None
+        for stride in [step for step in range(1, max(n // 2, 1) + 1) if math.gcd(step, n) == 1][:_STRIDES]:
+            alpha = np.cos(np.pi * (2 * (np.arange(n) * stride % n) + 1) / (2 * n))
+            gaps = np.abs(alpha[busy, None] - alpha[busy]) + np.eye(len(busy))
+            above = np.where(held, np.log(gaps) @ absent, -np.inf)
+            below = np.log(np.abs(beta[:, None] - alpha[busy])) @ absent
+            most = above.max(axis=0)
+            rows = (np.exp(2 * (above - most)) @ np.exp(2 * (most - below)).T).max(axis=0)
+            if best is None or rows.min() < best[0]:
+                best = float(rows.min()), alpha, beta[[rows.argmin()]]
+        assert best is not None
+        return best[1:]
 
     def _coefficients(self) -> Any:
-        return universal_coefficients(self.placement, self.alpha, self.beta)[:, :, 0]
+        busy = np.array(self.active)
+        out = np.zeros((self.workers, self.partitions))
+        out[busy] = universal_coefficients(self.placement[busy], self.alpha[busy], self.beta)[:, :, 0]
+        return out
 
     @cached_property
     def components(self) -> tuple[Component, ...]:
         """One: messages are values of a polynomial of degree deg h (N - r)."""
-        top = max(self.degree, 1) * (self.workers - self.replicas)
-        basis = chebvander(self.alpha, top)
+        busy = np.array(self.active)
+        top = max(self.degree, 1) * (len(busy) - self.replicas)
+        basis = chebvander(self.alpha[busy], top)
         reader = chebvander(self.beta, top) @ np.linalg.pinv(basis)
-        return (Component.of(np.arange(self.workers), null_checks(basis), reader),)
+        return (Component.of(busy, null_checks(basis), reader),)
 
     def encode(self, gradients: ArrayLike) -> NDArray[Any]:
         """All messages, (workers, n, n), of square matrices, (partitions, n, n)."""
@@ -136,7 +164,7 @@ class PolynomialOfSumCode(GradientCode):
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         weights = self._exact_weights(responders)
         if weights is None:  # least squares would be right for the identity only
-            needed = max(self.degree, 1) * (self.workers - self.replicas) + 1
+            needed = max(self.degree, 1) * (len(self.active) - self.replicas) + 1
             raise TooFewResponders(f"{self!r} needs {needed} answers, got {len(responders)}")
         matrix = np.ascontiguousarray(weights[:, responders])
         check_rounding(self, matrix, responders)

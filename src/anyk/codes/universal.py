@@ -128,7 +128,7 @@ class UniversalPolynomialCode(GradientCode):
     stragglers: int
     adversaries: int
     nodes: Literal["interleaved", "literal", "circle"]
-    chunks: int = field()  # type: ignore[assignment]
+    chunks: int = field()
     decoding: Literal["least-squares", "berrut"]
 
     def __init__(
@@ -153,6 +153,11 @@ class UniversalPolynomialCode(GradientCode):
         if self.decoding == "berrut" and self.nodes == "circle":
             raise ValueError("Berrut's interpolant needs real nodes: nodes='circle' cannot be decoded with 'berrut'")
 
+    @property
+    def approximate(self) -> bool:
+        """The sum is approximate with more chunks than exact recovery allows, and by Berrut's interpolant."""
+        return self.decoding == "berrut" or self.chunks > self.replicas - self.stragglers - 2 * self.adversaries
+
     @cached_property
     def alpha(self) -> NDArray[Any]:
         """The workers' nodes, (workers,)."""
@@ -171,23 +176,31 @@ class UniversalPolynomialCode(GradientCode):
         return data_nodes(self.chunks, self.alpha)
 
     def _coefficients(self) -> Any:
-        return universal_coefficients(self.placement, self.alpha, self.beta).reshape(self.workers, -1)
+        busy = np.array(self.active)  # a worker that holds nothing would be a zero of every partition's polynomial
+        out = np.zeros((self.workers, self.partitions * self.chunks), self.alpha.dtype)
+        out[busy] = universal_coefficients(self.placement[busy], self.alpha[busy], self.beta).reshape(len(busy), -1)
+        return out
 
     @cached_property
     def components(self) -> tuple[Component, ...]:
         """One: messages are values of a polynomial with N - r + m coefficients."""
-        size = self.workers - self.replicas + self.chunks
-        if size > self.workers:  # too many chunks for any exact recovery
+        busy = np.array(self.active)
+        size = len(busy) - self.replicas + self.chunks
+        if size > len(busy):  # too many chunks for any exact recovery
             return super().components
         circle = self.nodes == "circle"
-        basis = np.vander(self.alpha, size) if circle else chebvander(self.alpha, size - 1)
+        basis = np.vander(self.alpha[busy], size) if circle else chebvander(self.alpha[busy], size - 1)
         at_beta = np.vander(self.beta, size) if circle else chebvander(self.beta, size - 1)
         reader = at_beta @ np.linalg.pinv(basis)
-        return (Component.of(np.arange(self.workers), null_checks(basis), reader),)
+        return (Component.of(busy, null_checks(basis), reader),)
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         if self.decoding == "berrut":
-            return berrut_weights(self.alpha[responders], self.beta)
+            matrix = np.zeros((self.chunks, len(responders)))
+            busy = np.isin(responders, self.active)
+            if busy.any():
+                matrix[:, busy] = berrut_weights(self.alpha[responders[busy]], self.beta)
+            return matrix
         matrix = super()._decode(responders, replies)
         if self._exact_weights(responders) is not None:
             check_rounding(self, matrix, responders)

@@ -1,6 +1,6 @@
 """The runtime: workers, stop rules, faults and the one gather loop. It knows no concrete code."""
 
-from .events import RoundEvent, Run
+from .events import RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
 from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
@@ -36,6 +36,7 @@ __all__ = [
     "Sufficient",
     "ThreadWorkers",
     "Trace",
+    "Traffic",
     "Workers",
     "random_faults",
 ]

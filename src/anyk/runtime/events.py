@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["RoundEvent", "Run"]
+__all__ = ["RoundEvent", "Run", "Traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,24 @@ class RoundEvent:
     detail: Any = None
 
 
+class Traffic(NamedTuple):
+    """Numbers (array entries, whatever their dtype) that a round moved.
+
+    Attributes
+    ----------
+    sent : int
+        To all workers, for this round alone.
+    received : int
+        In the valid replies.
+    placed : int
+        To all workers, to stay there: partitions, in the round that placed them.
+    """
+
+    sent: int = 0
+    received: int = 0
+    placed: int = 0
+
+
 @dataclass
 class Run:
     """The record of one round.
@@ -43,6 +61,9 @@ class Run:
         Workers that had something to do.
     responders : tuple of int
         Workers whose replies were used, sorted.
+    liars : tuple of int
+        Workers whose replies cannot be true: they contradict the others, are not finite, or differ in shape from the
+        majority (these two are among the `failed` as well).
     stragglers : tuple of int
         Workers that were still at work when the round stopped; their replies will be dropped.
     skipped : tuple of int
@@ -61,11 +82,14 @@ class Run:
         Time that each worker spent on its task, by its own clock.
     stopped_by : str
         The stop rule.
+    traffic : Traffic
+        Numbers sent each way.
     """
 
     round: int = 0
     workers: tuple[int, ...] = ()
     responders: tuple[int, ...] = ()
+    liars: tuple[int, ...] = ()
     stragglers: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
@@ -76,3 +100,4 @@ class Run:
     failed_at: dict[int, float] = field(default_factory=dict)
     worker_seconds: dict[int, float] = field(default_factory=dict)
     stopped_by: str = ""
+    traffic: Traffic = field(default_factory=Traffic)

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import blocks as _blocks
-from ..errors import DisagreeingReplies, RoundError, TaskFailed, TooFewResponders
+from ..errors import DisagreeingReplies, RoundError, TaskFailed, TooFewResponders, TooManyErrors
 from .events import RoundEvent, Run
 from .faults import Fault, FaultyWorkers, run_faulty
-from .stop import Progress, StopRule
+from .stop import Deadline, FirstK, Progress, StopRule
 from .workers import Event, Failure, Workers
 
 __all__ = ["Reply", "alone", "gather"]
@@ -313,6 +313,16 @@ class _Round:
         finally:  # what came in the same breath, but after the reply that counted
             self.hear(arrived)
 
+    def another(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
+        """Wait for one more reply than the rule asked for, within its time; False if none comes."""
+        before = len(self.best)
+        rule: StopRule = FirstK(before + 1)
+        limits = stop.wakeups()
+        if limits:
+            rule = rule | Deadline(min(limits))
+        self.wait(rule, sufficient)
+        return len(self.best) > before
+
     def finish(self, stop: StopRule) -> str | None:
         """Settle the record; the minority whose replies look different has failed. A tie is returned, in words."""
         self.run.seconds = self.elapsed()
@@ -324,12 +334,13 @@ class _Round:
         for group in self.groups.values() if len(rivals) == 1 else ():
             usual = next(iter(self.best.values()))
             for worker, reply in group.items() if group is not self.best else ():
+                if worker in self.run.failed:
+                    continue
                 self.fail(
                     worker,
                     f"returned {_blocks.describe(reply.spec, reply.arrays)} where the majority returned "
                     f"{_blocks.describe(usual.spec, usual.arrays)}",
                 )
-        self.tell("ended")
         if len(rivals) < 2:
             return None
         shapes = " against ".join(
@@ -440,7 +451,7 @@ def gather(
         if not isinstance(reason, Exception):  # Ctrl-C, perhaps in the middle of sending or reading: trust nobody
             current.abandon()
         raise
-    arrived = {worker: current.best[worker] for worker in sorted(current.best)}
+    arrived: dict[int, Reply] = {}
 
     def copies() -> dict[int, Any]:
         return {worker: reply.value() for worker, reply in arrived.items()}
@@ -448,13 +459,22 @@ def gather(
     def error(why: str) -> Exception:
         return shortfall(current.run, copies(), current.failures, why)
 
-    if rivals := current.finish(stop):
-        raise DisagreeingReplies(rivals, copies(), current.run)
-    if not met:
-        raise error(f"{stop!r} cannot be met")
     try:
-        return use(arrived, current.run, error)
+        while True:
+            rivals = current.finish(stop)
+            arrived = {worker: current.best[worker] for worker in sorted(current.best)}
+            if rivals:
+                raise DisagreeingReplies(rivals, copies(), current.run)
+            if not met:
+                raise error(f"{stop!r} cannot be met")
+            try:
+                return use(arrived, current.run, error)
+            except TooManyErrors:  # more replies may tell who lies
+                if not current.another(stop, sufficient):
+                    raise
     except RoundError as failure:
         if failure.run is None:
             failure.run, failure.arrived = current.run, copies()
         raise
+    finally:
+        current.tell("ended")

@@ -1,0 +1,355 @@
+"""Liars become erasures: which replies contradict the others, from the replies alone.
+
+Messages of a gradient code obey linear checks, H y = 0. What the responders' messages leave of them, the syndrome, is a
+combination of the liars' columns of H and of nothing else. So the liars are the smallest set of columns that spans it:
+
+1. Replies of another shape or with NaN or infinity are liars at once.
+2. A syndrome within rounding accuses nobody.
+3. If the lies are linearly independent (one liar more is one dimension more) the liars are the columns that lie in the
+   syndrome's span. If they collude, sets of columns are searched, the last two of each set at once; over polynomial
+   codes the error-locating polynomial finds them without a search (Berlekamp and Welch, stacked over projections).
+4. Whoever is found is left out, and the rest is tested again with the smaller rounding that their own size allows:
+   small lies hide behind huge ones only until those are gone.
+
+With t checks left at most t/2 liars can be told apart, over the reals as over finite fields.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.polynomial.chebyshev import chebvander
+from numpy.typing import NDArray
+
+from .codes.base import Code, Matrix
+from .codes.gradient import Component, GradientCode, null_checks
+from .errors import TooManyErrors
+
+__all__ = ["locate"]
+
+_ROUNDING = 8.0  # rounding of a reply, in eps of its dtype; combining r * m terms in that dtype costs a few eps
+_CODE = 64 * float(np.finfo(np.float64).eps)  # and of the code's own matrices
+_SLICE = 1 << 20  # entries of all replies that are looked at together
+_SIGNIFICANT = 3.0  # singular values of the syndrome above this, in units of rounding, are lies
+_KEPT = 64  # candidates of a search that are tried in full
+
+
+def locate(
+    code: Code,
+    replies: Any,
+    responders: Iterable[int],
+    *,
+    tolerance: float | None = None,
+    seconds: float = 10.0,
+) -> list[int]:
+    """The workers whose replies cannot be true.
+
+    Parameters
+    ----------
+    code : GradientCode
+        Up to ``code.adversaries`` liars are located (in every group of a `GroupCode`).
+    replies : (responders, d/m) array, list of arrays, or mapping from worker to array
+        Messages in the order of `responders`. In a list they may differ in shape: the minority lies.
+    responders : worker indices
+    tolerance : float, optional
+        Rounding error of an honest message, relative to the size of the messages. Default: 8 times the eps of the
+        replies' dtype, and 64 times that of float64 for the code's own matrices. Lies smaller than that cannot be told
+        from rounding, and do as little harm. Raise it where replicas of a partition are computed on unlike hardware.
+    seconds : float
+        How long to search for liars that collude.
+
+    Returns
+    -------
+    list of int
+        Workers, rising; empty if all replies agree.
+
+    Raises
+    ------
+    TooManyErrors
+        If the replies contradict one another and no set of at most ``code.adversaries`` liars explains it, or none was
+        found in time. More replies may help.
+
+    Notes
+    -----
+    A syndrome is compared, column by column, with ``tolerance * sqrt(t)`` times the root mean square of the messages in
+    that column (plus a quarter of the largest), t being the number of checks.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> code = anyk.NullSpaceCode(anyk.cyclic_placement(10, 10, 5), stragglers=2, adversaries=1)
+    >>> messages = code.encode(np.arange(80.0).reshape(10, 8))
+    >>> messages[4] = -messages[4]
+    >>> locate(code, messages[:8], range(8))
+    [4]
+    """
+    if not isinstance(code, GradientCode):
+        raise TypeError(f"liars are located by the checks of gradient codes, got {code!r}")
+    who = np.array([int(worker) for worker in responders], dtype=np.intp)
+    if len(np.unique(who)) < len(who) or (len(who) and not 0 <= who.min() <= who.max() < code.workers):
+        raise ValueError(f"responders must be distinct and lie in 0..{code.workers - 1}, got {who.tolist()}")
+    rows = [replies[worker] for worker in who.tolist()] if isinstance(replies, Mapping) else list(replies)
+    if len(rows) != len(who):
+        raise ValueError(f"{len(who)} responders need as many replies, got {len(rows)}")
+    arrays, bad = _screen(rows)
+    deadline = time.monotonic() + seconds
+    liars = [int(who[position]) for position in bad]
+    honest = {int(who[position]): array for position, array in enumerate(arrays) if position not in bad}
+    if honest:
+        sample = next(iter(honest.values()))
+        if tolerance is None:
+            tolerance = _ROUNDING * float(np.finfo(sample.dtype).eps) + _CODE
+        for component in code.components:
+            liars += _Suspects(code, component, honest, tolerance, deadline).find(len(liars))
+    return sorted(liars)
+
+
+def _screen(rows: Sequence[Any]) -> tuple[list[NDArray[Any]], set[int]]:
+    """Flat floating-point replies, and the positions of those that are none, or unlike the majority, or not finite."""
+    arrays: list[NDArray[Any]] = []
+    shapes: dict[tuple[int, ...], int] = {}
+    bad = set()
+    for position, row in enumerate(rows):
+        array = np.asarray(row)
+        if array.dtype.kind in "biu":
+            array = array.astype(np.float64)
+        if array.dtype.kind not in "fc":
+            bad.add(position)
+        else:
+            shapes[array.shape] = shapes.get(array.shape, 0) + 1
+        arrays.append(array)
+    usual = max(shapes, key=lambda shape: shapes[shape], default=())
+    for position, array in enumerate(arrays):
+        if position not in bad and (array.shape != usual or not np.isfinite(array).all()):
+            bad.add(position)
+        arrays[position] = array.reshape(-1)
+    return arrays, bad
+
+
+class _Suspects:
+    """The members of a component that answered, and what is left of its checks for them."""
+
+    def __init__(
+        self,
+        code: GradientCode,
+        component: Component,
+        replies: Mapping[int, NDArray[Any]],
+        tolerance: float,
+        deadline: float,
+    ) -> None:
+        self.code, self.replies, self.tolerance, self.deadline = code, replies, tolerance, deadline
+        self.scale = _row_sizes(code, component)
+        self.members = component.members
+        self.checks = np.linalg.qr((component.checks * self.scale).conj().T)[0].conj().T
+        self.present = np.array([worker in replies for worker in component.members.tolist()])
+
+    def find(self, already: int) -> list[int]:
+        """The liars among them, by worker."""
+        found: list[int] = []
+        most = self.code.adversaries
+        while True:
+            positions = np.flatnonzero(self.present)
+            checks = self._remaining()
+            if not len(checks):
+                return found
+            syndrome = self._syndrome(checks, positions)
+            if syndrome is None:
+                return found
+            allowed = min(most - len(found), len(checks) // 2)
+            support = None
+            if allowed >= 1:
+                columns = checks[:, positions]
+                candidates = itertools.chain(
+                    self._algebraic(positions, allowed), _supports(syndrome, columns, allowed, self.deadline)
+                )
+                support = next((one for one in candidates if _explains(syndrome, columns, one)), None)
+            if support is None:
+                raise TooManyErrors(self._complaint(syndrome, len(checks), allowed, found, already))
+            found += self.members[positions[list(support)]].tolist()
+            self.present[positions[list(support)]] = False
+
+    def _complaint(self, syndrome: Matrix, checks: int, allowed: int, found: list[int], already: int) -> str:
+        aside = already + len(found)
+        if allowed >= 1 and time.monotonic() > self.deadline:
+            reason = "the time for finding liars that collude is over"
+        elif allowed >= 1:
+            reason = f"no {allowed} of them explain it"
+        elif len(found) >= self.code.adversaries:
+            reason = f"the code is for adversaries={self.code.adversaries}"
+        else:
+            reason = f"{checks} spare check{'s' if checks > 1 else ''} cannot tell who"
+        return (
+            f"the replies of {int(self.present.sum())} workers contradict one another: their checks leave "
+            f"{np.linalg.norm(syndrome, axis=0).max():.2g} times what rounding could, and {reason} ({self.code!r}"
+            f"{f', {aside} liars set aside' if aside else ''}). Wait for more replies. If nobody lies, workers that "
+            "hold the same partition compute different results: dropout or augmentation without a common seed, or "
+            "unlike hardware (raise the tolerance)"
+        )
+
+    def _remaining(self) -> Matrix:
+        """Orthonormal checks on the members present: combinations that vanish on the missing ones."""
+        missing = np.flatnonzero(~self.present)
+        if len(missing) >= len(self.checks):
+            return self.checks[:0]
+        if not len(missing):
+            return self.checks
+        combined = null_checks(self.checks[:, missing]) @ self.checks
+        combined[:, missing] = 0
+        return np.asarray(combined)
+
+    def _syndrome(self, checks: Matrix, positions: NDArray[np.intp]) -> Matrix | None:
+        """A few projections of the columns that contradict, in units of rounding; None if there are none."""
+        rows = [self.replies[worker] for worker in self.members[positions].tolist()]
+        scale, here = self.scale[positions, None], checks[:, positions]
+        count, width = len(rows[0]), max(1, _SLICE // len(rows))
+        rng = np.random.default_rng()  # unpredictable, so that no lie can hide from the projection
+        parts: list[Matrix] = []
+        for start in range(0, count, width):
+            block = np.stack([row[start : start + width] for row in rows])
+            block = block.astype(np.result_type(block, np.float64)) / scale
+            largest = np.abs(block).max(axis=0)
+            block = block / np.where(largest > 0, largest, 1)
+            rounding = np.sqrt(len(checks) * np.mean(np.abs(block) ** 2, axis=0)) + 0.25
+            sizes = here @ block / (self.tolerance * rounding)
+            contradicting = np.linalg.norm(sizes, axis=0) > 1
+            # Columns of numbers too small for the dtype's precision say nothing.
+            contradicting &= largest > np.finfo(rows[0].dtype).tiny / np.finfo(rows[0].dtype).eps
+            if contradicting.any():
+                parts.append(sizes[:, contradicting])
+        if not parts:
+            return None
+        together = np.concatenate(parts, axis=1)
+        limit = 4 * len(checks) + 8
+        if together.shape[1] <= limit:
+            return np.asarray(together)
+        return np.asarray(together @ rng.standard_normal((together.shape[1], limit)) / np.sqrt(together.shape[1]))
+
+    def _algebraic(self, positions: NDArray[np.intp], allowed: int) -> Iterator[tuple[int, ...]]:
+        """Candidates from the error-locating polynomial, for codes whose messages are values of a polynomial.
+
+        With E vanishing at the liars' nodes, y_i E(x_i) are values of a polynomial Q at all nodes, in every projection
+        of the messages: what is orthogonal to all such Q gives linear equations for E.
+        """
+        nodes = getattr(self.code, "alpha", None)
+        if nodes is None or len(self.checks) + self.code.replicas > self.code.workers + len(nodes):
+            return
+        x = nodes[self.members[positions]]
+        degree = len(nodes) - len(self.checks)  # coefficients of the message polynomial
+        basis = np.vander if np.iscomplexobj(nodes) else lambda points, n: chebvander(points, n - 1)
+        rng = np.random.default_rng()
+        rows = [self.replies[worker] for worker in self.members[positions].tolist()]
+        projection = np.random.default_rng(rng.integers(1 << 62)).standard_normal((len(rows[0]), 8))
+        projected = np.stack([row.astype(np.result_type(row, np.float64)) @ projection for row in rows], axis=1)
+        for errors in range(1, allowed + 1):
+            if degree + errors >= len(x):
+                return
+            outside = null_checks(basis(x, degree + errors))
+            locator = basis(x, errors + 1)
+            equations = np.concatenate([outside @ (y[:, None] * locator) for y in projected])
+            coefficients = np.linalg.svd(equations)[2][-1].conj()
+            yield tuple(np.argsort(np.abs(locator @ coefficients))[:errors].tolist())
+
+
+def _row_sizes(code: GradientCode, component: Component) -> NDArray[np.float64]:
+    """Sizes of honest messages relative to one another, (members,)."""
+    if code.exact_for != "linear":
+        return np.ones(len(component.members))
+    squares = abs(code.coefficients[component.members]).power(2).sum(axis=1)
+    sizes = np.sqrt(np.asarray(squares)).ravel()
+    return np.where(sizes > 0, sizes, 1.0)
+
+
+def _explains(syndrome: Matrix, columns: Matrix, support: Sequence[int]) -> bool:
+    """Whether these columns span the syndrome up to rounding."""
+    basis = np.linalg.qr(columns[:, list(support)])[0]
+    left = syndrome - basis @ (basis.conj().T @ syndrome)
+    return bool(np.linalg.norm(left, axis=0).max() <= 1)
+
+
+def _supports(syndrome: Matrix, columns: Matrix, most: int, deadline: float) -> Iterator[tuple[int, ...]]:
+    """Sets of at most `most` columns that may span the syndrome, the smallest and likeliest first."""
+    left, values, _ = np.linalg.svd(syndrome, full_matrices=False)
+    rank = max(1, int((values > _SIGNIFICANT * np.sqrt(syndrome.shape[1])).sum()))
+    if rank > most:
+        rank = most  # perhaps the last of them are rounding after all
+    sizes = np.linalg.norm(columns, axis=0)
+    unit = columns / np.where(sizes > 0, sizes, 1)
+    signal = left[:, :rank]
+    beside = unit - signal @ (signal.conj().T @ unit)
+    distance = np.where(sizes > 1e-9, np.linalg.norm(beside, axis=0), np.inf)
+    for count in range(rank, most + 1):
+        if count == rank:  # independent lies
+            nearest = tuple(np.argsort(distance)[:count].tolist())
+            yield nearest
+            yield _exchanged(syndrome, columns, nearest)
+        else:
+            yield from _collusion(beside, sizes > 1e-9, count, rank, deadline)
+
+
+def _exchanged(syndrome: Matrix, columns: Matrix, support: tuple[int, ...]) -> tuple[int, ...]:
+    """The support with members replaced, one at a time, as long as that explains more: weak lies near rounding."""
+
+    def unexplained(chosen: Sequence[int]) -> NDArray[np.float64]:
+        """What is left of the syndrome with each further column added."""
+        basis = np.linalg.qr(columns[:, list(chosen)])[0] if len(chosen) else columns[:, :0]
+        rest = syndrome - basis @ (basis.conj().T @ syndrome)
+        free = columns - basis @ (basis.conj().T @ columns)
+        squares = (np.abs(free) ** 2).sum(axis=0)
+        gain = (np.abs(free.conj().T @ rest) ** 2).sum(axis=1) / np.where(squares > 1e-18, squares, np.inf)
+        return np.asarray((np.abs(rest) ** 2).sum() - gain)
+
+    current = list(support)
+    for _ in range(2 * len(current)):
+        before = tuple(current)
+        for position in range(len(current)):
+            others = current[:position] + current[position + 1 :]
+            current = [*others[:position], int(np.argmin(unexplained(others))), *others[position:]]
+        if tuple(current) == before:
+            break
+    return tuple(sorted(set(current)))
+
+
+def _collusion(
+    beside: Matrix, usable: NDArray[np.bool_], count: int, rank: int, deadline: float
+) -> Iterator[tuple[int, ...]]:
+    """Sets of `count` columns that span a signal of lower rank: beside it, they are linearly dependent.
+
+    With count - rank - 1 of them projected out as well, all the others point one way. Sets are gone through in rising
+    order, so that each is met once.
+    """
+    places = np.flatnonzero(usable & (np.linalg.norm(beside, axis=0) > 1e-12))
+    best: list[tuple[float, tuple[int, ...]]] = []
+
+    def visit(vectors: Matrix, labels: NDArray[np.intp], chosen: tuple[int, ...], depth: int) -> None:
+        if depth == 0:
+            sizes = np.linalg.norm(vectors, axis=0)
+            unit = vectors / np.where(sizes > 1e-9, sizes, np.inf)
+            cosines = np.abs(unit.conj().T @ unit)
+            np.fill_diagonal(cosines, 0)
+            flat = int(np.argmax(cosines))
+            first = flat // len(labels)
+            if not best or len(best) < _KEPT or cosines.flat[flat] > best[-1][0]:
+                along = np.argsort(-cosines[first])[:rank]
+                best.append((float(cosines.flat[flat]), (*chosen, int(labels[first]), *labels[along].tolist())))
+                best.sort(reverse=True)
+                del best[_KEPT:]
+            return
+        for index in range(len(labels) - depth - rank):
+            if time.monotonic() > deadline:
+                return
+            pivot = vectors[:, index]
+            size = float(np.vdot(pivot, pivot).real)
+            rest = vectors[:, index + 1 :]
+            if size > 1e-18:
+                rest = rest - np.multiply.outer(pivot, (pivot.conj() @ rest) / size)
+            visit(rest, labels[index + 1 :], (*chosen, int(labels[index])), depth - 1)
+
+    if len(places) > count:
+        # Coordinates beside the signal only: fewer numbers to move.
+        basis = np.linalg.svd(beside[:, places], full_matrices=False)[0][:, : beside.shape[0] - rank]
+        visit(basis.conj().T @ beside[:, places], places, (), count - rank - 1)
+    yield from (support for _, support in best)

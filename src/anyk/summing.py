@@ -1,0 +1,361 @@
+"""The verb `anyk.sum`: the sum of a function over partitions that stay on their workers, in coded messages."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optree
+from numpy.typing import NDArray
+
+from . import blocks as _blocks
+from .codes.base import Decoder
+from .codes.gradient import GradientCode, split_chunks
+from .codes.group import GroupCode
+from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
+from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode
+from .locate import locate
+from .mapping import MOST_UNASKED, Result, check_call
+from .runtime.events import RoundEvent, Run, Traffic
+from .runtime.faults import Fault
+from .runtime.processes import LocalWorkers
+from .runtime.progress import progress_bar
+from .runtime.rounds import Reply, alone, gather
+from .runtime.stop import StopRule, Sufficient
+from .runtime.workers import Workers
+
+__all__ = ["sum"]
+
+_WARN, _REFUSE = 1e-3, 0.1  # share of the sum that rounding of the messages may cost
+_CALLER = 5  # stack level of the caller of `sum`, seen from a warning: check, use, gather, sum
+_SEARCH = 10.0  # seconds that finding liars may take in one round
+_PLACEMENTS = 4  # sets of partitions that an engine's workers keep
+
+
+@dataclass
+class _Placed:
+    """Partitions that have been handed to an engine; the references keep them there."""
+
+    partitions: Any  # the caller's own, so that no other object takes its identity meanwhile
+    references: list[Any]
+    numbers: list[int]
+    held: dict[int, set[int]] = field(default_factory=dict)  # by worker
+    shares: dict[int, tuple[Any, dict[int, tuple[Any, list[int]]]]] = field(default_factory=dict)  # by code
+
+
+_placed: weakref.WeakKeyDictionary[Any, OrderedDict[Any, _Placed]] = weakref.WeakKeyDictionary()
+
+
+def _message(state: dict[str, Any], job: tuple[Any, ...], share: NDArray[Any], args: Any, *held: Any) -> Any:
+    """On the worker: the function of each partition held, combined into one message, and what its result looks like."""
+    fn, polynomial = job
+    total: Any = None
+    shape: Any = None
+    for partition, coefficients in zip(held, share, strict=True):
+        value = fn(partition, *args)
+        native, spec = _blocks.flatten(value)
+        arrays = [_blocks.to_numpy(leaf) for leaf in native if leaf is not None]
+        if not arrays or len(arrays) < len(native):
+            raise TypeError("the function must return arrays or numbers for every partition, got None or nothing")
+        layout = (spec, [(array.shape, array.dtype) for array in arrays])
+        if shape is None:
+            shape, like, dtype = layout, native, np.result_type(*arrays)
+        elif layout != shape:
+            raise ValueError(
+                f"the function returned {_blocks.describe(*shape_of(layout))} for one partition and "
+                f"{_blocks.describe(*shape_of(shape))} for another: gradients of all partitions must be alike"
+            )
+        if polynomial is not None:
+            if len(arrays) > 1 or arrays[0].ndim != 2 or arrays[0].shape[0] != arrays[0].shape[1]:
+                raise ValueError("a polynomial of a sum needs one square matrix for every partition")
+            part = coefficients[0] * arrays[0]
+        else:
+            flat = arrays[0].reshape(-1) if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
+            part = coefficients @ split_chunks(flat, len(coefficients))  # in float64, rounded once below
+        total = part if total is None else total + part
+    if polynomial is not None:
+        total = matrix_polynomial(polynomial, total).reshape(-1)
+    dtype = np.result_type(dtype, np.complex64) if np.iscomplexobj(total) else dtype
+    skeleton = [
+        _blocks.in_library(np.empty((0, *array_shape), array_dtype), _blocks.library(leaf))
+        for (array_shape, array_dtype), leaf in zip(shape[1], like, strict=True)
+    ]
+    return total.astype(dtype), optree.tree_unflatten(shape[0], skeleton)
+
+
+def shape_of(layout: tuple[Any, list[tuple[Any, Any]]]) -> tuple[Any, list[NDArray[Any]]]:
+    """A layout as what `describe` takes."""
+    spec, kinds = layout
+    return spec, [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
+
+
+def _listed(partitions: Any) -> tuple[list[Any], Any]:
+    """The partitions one by one, and a key that is the same for the same objects."""
+    if isinstance(partitions, Iterator):
+        raise BlocksError(f"partitions: got a {type(partitions).__name__}; put them into a list first")
+    if isinstance(partitions, list):
+        return partitions, ("list", *map(id, partitions))
+    if isinstance(partitions, tuple | dict) or hasattr(partitions, "shape"):
+        leaves, spec = optree.tree_flatten(partitions)
+        if not leaves or any(getattr(leaf, "ndim", 0) == 0 for leaf in leaves):
+            raise BlocksError(
+                "partitions: every array needs a leading axis that enumerates the partitions; put partitions that "
+                "are something else into a list"
+            )
+        counts = {len(leaf) for leaf in leaves}
+        if len(counts) > 1:
+            raise BlocksError(f"partitions: the leading axes must be equally long, got {sorted(counts)}")
+        listed = [optree.tree_unflatten(spec, [leaf[k] for leaf in leaves]) for k in range(counts.pop())]
+        return listed, ("arrays", *map(id, leaves))
+    if isinstance(partitions, Sequence) and not isinstance(partitions, str | bytes):
+        return list(partitions), ("sequence", id(partitions))
+    raise BlocksError(f"partitions must be a list, or arrays with a leading axis, got {type(partitions).__name__}")
+
+
+def _numbers(value: Any) -> int:
+    """Array entries and numbers inside a value, as far as they can be seen."""
+    leaves = optree.tree_leaves(value)
+    return int(
+        math.fsum(math.prod(leaf.shape) if hasattr(leaf, "shape") else isinstance(leaf, int | float) for leaf in leaves)
+    )
+
+
+def _place(engine: Workers, partitions: Any, listed: list[Any], key: Any) -> _Placed:
+    known = _placed.setdefault(engine, OrderedDict())
+    if key not in known:
+        references = [engine.publish(partition) for partition in listed]
+        known[key] = _Placed(partitions, references, [_numbers(partition) for partition in listed])
+        while len(known) > _PLACEMENTS:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
+
+
+def _default_code(workers: Any, count: int) -> GradientCode:
+    n = workers if isinstance(workers, int) else len(workers) if workers is not None else count
+    if workers is None and n > MOST_UNASKED:
+        raise ValueError(f"{count} partitions would start {n} processes: pass workers=, or group the partitions")
+    copies = min(2, n)
+    return GroupCode(n, count, replicas=copies, stragglers=copies - 1)
+
+
+def sum(
+    fn: Callable[..., Any],
+    partitions: Any,
+    code: GradientCode | None = None,
+    workers: Workers | int | None = None,
+    stop: StopRule | None = None,
+    args: tuple[Any, ...] = (),
+    *,
+    faults: Mapping[int, Fault] | None = None,
+    tolerance: float | None = None,
+    progress: bool | None = None,
+    on_event: Callable[[RoundEvent], None] | None = None,
+) -> Result:
+    """The sum of ``fn(partition, *args)`` over all partitions, from whichever workers answer.
+
+    Partitions are placed on the workers that hold them at the first call and stay there: later calls with the same
+    objects send `args` only. Each worker calls `fn` for every partition that it holds, combines chunks of the results,
+    and sends back ``d / code.chunks`` numbers. Liars are located and left out.
+
+    Parameters
+    ----------
+    fn : callable
+        Returns an array, a number, or a dict, list or tuple of those, alike for all partitions. It must return the same
+        on every worker: seed what is random by the partition and the round, or replicas disagree.
+    partitions
+        K of them: a list of anything that can be pickled, or an array (a dict or tuple of arrays) with a leading axis.
+        What is changed in place after the first call is not seen by the workers: pass new objects.
+    code : GradientCode, optional
+        Default: `GroupCode` with two copies of each partition, for one straggler.
+    workers : Workers or int, optional
+        Default: as many local processes, for this call, as the code has workers. Keep a `LocalWorkers` for many calls.
+    stop : StopRule, optional
+        Default: the first sufficient answers. A rule that takes fewer yields the least-squares estimate of the sum,
+        with a warning that states its residual.
+    args : tuple
+        Further arguments of `fn`, such as the parameters of a model; sent to every worker in every call.
+    faults : mapping of worker to fault, optional
+        Inflicted on this round, for tests and demonstrations.
+    tolerance : float, optional
+        As in `anyk.locate`.
+    progress, on_event
+        As in `anyk.map`.
+
+    Returns
+    -------
+    Result
+        Its `value` has the structure, shapes and floating dtypes of fn's results (integers become float64);
+        ``run.liars`` and ``run.traffic`` tell who lied and what was sent.
+
+    Raises
+    ------
+    TooManyErrors
+        The replies contradict one another and it cannot be told who lies, though all that could answer have.
+    TooFewResponders, TaskFailed, DisagreeingReplies, NotPicklable
+        As in `anyk.map`.
+    UnsafeDecode
+        Rounding alone would spoil the sum.
+
+    Warns
+    -----
+    ApproximationWarning
+        Fewer answers than an exact sum needs, or a noticeable loss by rounding.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> code = anyk.NullSpaceCode(anyk.cyclic_placement(8, 8, 5), stragglers=2, adversaries=1)
+    >>> data = np.arange(24.0).reshape(8, 3)
+    >>> with anyk.ThreadWorkers(8) as workers:
+    ...     total = anyk.sum(np.square, data, code, workers, faults={1: anyk.Raise(), 6: anyk.Corrupt("negate")})
+    >>> np.round(total.value, 6), total.run.liars
+    (array([1260., 1436., 1628.]), (6,))
+    """
+    if not isinstance(args, tuple):
+        raise TypeError(f"args must be a tuple of further arguments, got {args!r}")
+    listed, key = _listed(partitions)
+    if not listed:
+        raise BlocksError("partitions: there are none")
+    if isinstance(workers, np.integer):
+        workers = int(workers)
+    if code is None:
+        check_call(fn, workers, stop, faults)
+        code = _default_code(workers, len(listed))
+    if not isinstance(code, GradientCode):
+        raise TypeError(f"code must be a gradient code such as NullSpaceCode(placement, stragglers=2), got {code!r}")
+    if len(listed) != code.partitions:
+        raise BlocksError(f"partitions: {code!r} is for {code.partitions}, got {len(listed)}")
+    check_call(fn, workers, stop, faults, code.workers)
+    chosen = code
+    rule = stop if stop is not None else Sufficient()
+    rule.check(len(chosen.active))
+    if stop is None and not chosen.sufficient(chosen.active):
+        raise TooFewResponders(
+            f"{chosen!r} needs {chosen.threshold} answers, but only {len(chosen.active)} workers hold a partition"
+        )
+    exposed: set[int] = set()
+    with ExitStack() as stack:
+        bar = progress_bar(progress, chosen.workers)
+        if bar is not None:
+            stack.callback(bar.close)
+
+        def notify(event: RoundEvent) -> None:
+            if event.kind == "failed" and str(event.detail).startswith("returned "):
+                assert event.worker is not None
+                exposed.add(event.worker)
+            for listener in (on_event, bar):
+                if listener is not None:
+                    listener(event)
+
+        engine = workers if isinstance(workers, Workers) else stack.enter_context(LocalWorkers(chosen.workers))
+        stack.enter_context(alone(engine))
+        placed = _place(engine, partitions, listed, key)
+        shares = placed.shares.setdefault(id(chosen), (chosen, {}))[1]
+        polynomial = chosen.polynomial if isinstance(chosen, PolynomialOfSumCode) else None
+        job = engine.publish((fn, polynomial))
+        parameters = engine.publish(args)
+        each = _numbers(args)
+        sent = [0, 0]
+
+        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+            for worker in who:
+                if worker not in shares:
+                    held, coefficients = chosen.share(worker)
+                    shares[worker] = engine.publish(coefficients), held.tolist()
+                share, mine = shares[worker]
+                there = placed.held.setdefault(worker, set())
+                sent[0] += each
+                sent[1] += int(np.sum([placed.numbers[k] for k in mine if k not in there]))
+                there.update(mine)
+                yield worker, _message, (job, share, parameters, *(placed.references[k] for k in mine))
+
+        deadline = math.inf
+
+        def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
+            nonlocal deadline
+            begun = time.perf_counter()
+            deadline = min(deadline, time.monotonic() + _SEARCH)
+            messages = {worker: reply.arrays[0].reshape(-1) for worker, reply in replies.items()}
+            skeleton = next(iter(replies.values()))
+            budget = max(deadline - time.monotonic(), 1.0)
+            lying = locate(chosen, messages, messages, tolerance=tolerance, seconds=budget)
+            run.liars = tuple(sorted({*lying, *exposed}))
+            run.responders = tuple(worker for worker in run.responders if worker not in lying)
+            try:
+                decoder = chosen.decoder(run.responders)
+            except TooFewResponders as short:
+                raise error(str(short)) from None
+            honest = [messages[worker] for worker in run.responders]
+            _check(decoder, honest[0].dtype)
+            value = _restore(decoder.matrix, honest, skeleton, chosen)
+            received = int(np.sum([message.size for message in messages.values()]))
+            run.traffic = Traffic(sent[0], received, sent[1])
+            run.decode_seconds = time.perf_counter() - begun
+            return Result(value, run, decoder)
+
+        result: Result = gather(
+            engine,
+            chosen.active,
+            send,
+            rule,
+            lambda who: chosen.sufficient(who, exposed),
+            faults=faults,
+            notify=notify,
+            use=use,
+        )
+        return result
+
+
+def _restore(matrix: NDArray[Any], messages: list[NDArray[Any]], like: Reply, code: GradientCode) -> Any:
+    """The chunks of the sum, put together again as what the function returned."""
+    first = messages[0]
+    leaf = _blocks.Leaf(messages, first.shape, first.dtype, first)
+    out = np.empty((len(matrix), first.size), np.result_type(matrix, first.dtype, np.float64))
+    _blocks.apply(matrix, leaf, out, double=True)
+    flat, leaves, offset = out.reshape(-1), [], 0
+    for array, native in zip(like.arrays[1:], like.native[1:], strict=True):
+        shape = array.shape[1:]
+        size = math.prod(shape)
+        part = flat[offset : offset + size].reshape(shape)
+        if np.iscomplexobj(part) and not np.iscomplexobj(array):  # complex codes of real data
+            part = part.real
+        leaves.append(_blocks.from_numpy(part.astype(array.dtype), native))
+        offset += size
+    return optree.tree_unflatten(like.spec.children()[1], leaves)
+
+
+def _check(decoder: Decoder, dtype: np.dtype[Any]) -> None:
+    """Warn of an approximate sum and of a noticeable loss by rounding, refuse where it eats the sum."""
+    code, count = decoder.code, len(decoder.responders)
+    assert isinstance(code, GradientCode)
+    root = math.sqrt(code.partitions)
+    loss = float(np.finfo(dtype).eps) * float(np.linalg.norm(decoder.matrix, axis=1).max()) / root
+    figures = f"{code!r}, {count} responders, noise amplification {decoder.noise_amplification:.3g}"
+    if not loss < _REFUSE:
+        raise UnsafeDecode(
+            f"decoding would amplify the rounding of {dtype} messages to {loss:.1e} of the sum ({figures}): wait for "
+            "more workers, compute in a higher precision, or use a code with more replicas"
+        )
+    if loss > _WARN:
+        warnings.warn(
+            ApproximationWarning(f"rounding of {dtype} messages may cost {loss:.1e} of the sum ({figures})"),
+            stacklevel=_CALLER,
+        )
+    if count < code.threshold and not code.approximate and code.approximates(decoder.responders):
+        off = decoder.residual / math.sqrt(code.partitions * code.chunks)
+        warnings.warn(
+            ApproximationWarning(
+                f"{count} answers are too few for an exact sum: the estimate by least squares is off by about "
+                f"{off:.2g} of the sum where partial results are unlike one another ({figures})"
+            ),
+            stacklevel=_CALLER,
+        )
