@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anyk import cli
+from anyk.errors import ApproximationWarning
 
 runner = CliRunner()
 
@@ -123,7 +124,10 @@ def test_tables_are_printed(tmp_path: Path) -> None:
     shown = runner.invoke(cli.app, ["compare", "berrut", "--workers", "9", "--blocks", "3", "--responders", "7"])
     assert "berrut" in shown.stdout
     shown = runner.invoke(cli.app, ["codes", "--json", str(tmp_path / "codes.json")])
-    assert {row["code"] for row in json.loads((tmp_path / "codes.json").read_text())} == set(cli._codes())
+    assert {row["code"] for row in json.loads((tmp_path / "codes.json").read_text())} == {
+        *cli._codes(),
+        *cli._GRADIENT_CODES,
+    }
     for name in cli._codes():
         assert name in shown.stdout
 
@@ -274,3 +278,65 @@ def test_what_the_function_prints_stays_out_of_the_json(blocks: Path, tmp_path: 
     )  # fmt: skip
     assert json.loads(done.stdout)["shape"] == [8, 3]
     assert "hello" in done.stderr
+
+
+# -- train ------------------------------------------------------------------------------------------------------------
+
+
+def trained(*options: str) -> list[dict[str, object]]:
+    shown = runner.invoke(cli.app, ["train", "--engine", "threads", "--delay", "0.01", "--json", "-", *options])
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)["epochs"]
+
+
+@pytest.mark.parametrize("code", ["nullspace", "group", "fractional", "universal", "cyclic", "cyclic-mds"])
+def test_exact_codes_train_alike_whoever_is_late(code: str) -> None:
+    options = ("--workers", "8", "--partitions", "8", "--epochs", "2", "--skew", "by-class", "--hidden", "0")
+    waiting = trained("--code", "ignore", "--stragglers", "0", *options)
+    coded = trained("--code", code, "--stragglers", "2", *options)
+    assert [row["loss"] for row in coded] == pytest.approx([row["loss"] for row in waiting], rel=1e-9)
+
+
+def test_liars_are_named_in_every_epoch_and_do_no_harm() -> None:
+    options = ("--workers", "10", "--epochs", "2", "--hidden", "0", "--stragglers", "2")
+    honest = trained("--code", "nullspace:replicas=5", *options)
+    attacked = trained("--code", "nullspace:replicas=5", "--liars", "1", *options)
+    assert [row["loss"] for row in attacked] == pytest.approx([row["loss"] for row in honest], rel=1e-9)
+    assert all(row["liars_found"] for row in attacked)
+    assert not any(row["liars_found"] for row in honest)
+
+
+def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "half.npz")
+    options = ("--workers", "6", "--stragglers", "1", "--hidden", "5")
+    whole = trained("--epochs", "4", *options)
+    first = trained("--epochs", "2", "--save", checkpoint, *options)
+    second = trained("--epochs", "2", "--resume", checkpoint, *options)
+    assert [row["loss"] for row in first + second] == pytest.approx([row["loss"] for row in whole], rel=1e-9)
+
+
+def test_berrut_trains_on_mixtures() -> None:
+    with pytest.warns(ApproximationWarning):
+        rows = trained("--code", "berrut", "--workers", "12", "--stragglers", "1", "--epochs", "3")
+    assert rows[-1]["loss"] < rows[0]["loss"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--code", "cyclic", "--liars", "1"), "cannot find 1 liars"),
+        (("--code", "nonsense"), "no gradient code is called"),
+        (("--code", "group:size=3"), "group has no option"),
+        (("--code", "nullspace:replicas=3"), "3 replicas of a partition cannot make up for 4 stragglers"),
+        (("--code", "cyclic", "--partitions", "7"), "as many partitions as workers"),
+        (("--skew", "odd"), "--skew must be"),
+        (("--engine", "ray"), "--engine must be"),
+        (("--workers", "4", "--stragglers", "4"), "leave none"),
+        (("--resume", "nothing.npz"), "there is no such file"),
+        (("--save", "/no/such/folder/file.npz"), "there is no folder"),
+    ],
+)
+def test_bad_training_options_are_refused_in_words(options: tuple[str, ...], message: str) -> None:
+    shown = runner.invoke(cli.app, ["train", *options], env={"COLUMNS": "300", "TERMINAL_WIDTH": "300"})
+    assert shown.exit_code == 2
+    assert message in " ".join(shown.output.replace("│", " ").split())

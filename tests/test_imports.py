@@ -24,6 +24,7 @@ LAYERS = [
     ("runtime", "runtime."),
     ("plots",),  # knows what a run is, not how one comes about
     ("mapping", "summing", "operators"),
+    ("training",),
     ("engine_laws",),
     ("testing", "reproduce", "reproduce.", "demo", "torch", "torch."),
     ("",),  # the public names

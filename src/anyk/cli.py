@@ -1,4 +1,4 @@
-"""The command line: ``anyk map``, ``codes``, ``compare``, ``reproduce`` and ``demo``."""
+"""The command line: ``anyk map``, ``train``, ``codes``, ``compare``, ``reproduce`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -141,8 +142,128 @@ def _codes() -> dict[str, Any]:
     }
 
 
+def _placed(kind: str) -> Callable[..., Any]:
+    """A builder of codes for any placement: cyclic, or random where asked for."""
+
+    def build(
+        workers: int,
+        partitions: int,
+        replicas: int = 0,
+        stragglers: int = 0,
+        adversaries: int = 0,
+        placement: str = "cyclic",
+        seed: int = 0,
+        **options: Any,
+    ) -> Any:
+        from . import codes
+        from . import placement as placements
+
+        makers = {
+            "cyclic": placements.cyclic_placement,
+            "random": lambda n, k, r: placements.random_placement(n, k, r, rng=seed),
+            "fractional": placements.fractional_repetition_placement,
+        }
+        if placement not in makers:
+            raise ValueError(f"placement must be one of {', '.join(makers)}, got {placement!r}")
+        copies = replicas or min(stragglers + 2 * adversaries + 1, workers)
+        held = makers[placement](workers, partitions, copies)
+        if kind == "NullSpaceCode":
+            options = {"rng": seed, **options}
+        return getattr(codes, kind)(held, stragglers=stragglers, adversaries=adversaries, **options)
+
+    return build
+
+
+def _group(
+    workers: int, partitions: int, replicas: int = 0, stragglers: int = 0, adversaries: int = 0, seed: int = 0
+) -> Any:
+    from . import codes
+
+    copies = replicas or min(stragglers + 2 * adversaries + 1, workers)
+    return codes.GroupCode(workers, partitions, copies, stragglers, adversaries, rng=seed)
+
+
+def _ring(kind: str) -> Callable[..., Any]:
+    def build(workers: int, partitions: int, stragglers: int = 0, seed: int = 0) -> Any:
+        from . import codes
+
+        if partitions != workers:
+            raise ValueError(f"a code on a ring has as many partitions as workers, got {partitions} and {workers}")
+        return getattr(codes, kind)(workers, stragglers, **({"rng": seed} if kind == "CyclicCode" else {}))
+
+    return build
+
+
+def _fractional(workers: int, partitions: int, stragglers: int = 0, adversaries: int = 0) -> Any:
+    from . import codes
+
+    return codes.FractionalRepetitionCode(workers, partitions, stragglers, adversaries)
+
+
+def _graph(
+    workers: int, partitions: int, replicas: int = 3, stragglers: int = 0, graph: str = "regular", seed: int = 0
+) -> Any:
+    from . import codes
+
+    return codes.GraphCode(workers, partitions, replicas, stragglers, graph, rng=seed)  # type: ignore[arg-type]
+
+
+def _ignore(workers: int, partitions: int, stragglers: int = 0) -> Any:
+    from . import codes
+
+    return codes.IgnoreStragglersCode(workers, partitions, stragglers)
+
+
+_GRADIENT_CODES: dict[str, Callable[..., Any]] = {
+    "nullspace": _placed("NullSpaceCode"),
+    "group": _group,
+    "universal": _placed("UniversalPolynomialCode"),
+    "berrut-gradient": _placed("BerrutGradientCode"),
+    "cyclic": _ring("CyclicCode"),
+    "cyclic-mds": _ring("CyclicMDSCode"),
+    "fractional": _fractional,
+    "graph": _graph,
+    "ignore": _ignore,
+}
+_TEXT_OPTIONS = ("placement", "nodes", "decoder", "graph")
+
+
+def _gradient_options(name: str) -> list[str]:
+    """Options of a gradient code on the command line."""
+    listed = list(inspect.signature(_GRADIENT_CODES[name]).parameters)
+    extra = {"universal": ["nodes", "chunks", "decoder"], "berrut-gradient": ["chunks", "decoder"]}.get(name, [])
+    return [each for each in listed if each not in ("workers", "partitions", "options")] + extra
+
+
+def parse_gradient_code(text: str, workers: int, partitions: int, **defaults: Any) -> Any:
+    """A gradient code from ``name`` or ``name:option=value,...``; `defaults` are options it need not have.
+
+    Examples
+    --------
+    >>> parse_gradient_code("fractional:stragglers=2", 6, 6)
+    FractionalRepetitionCode(workers=6, partitions=6, stragglers=2, adversaries=0)
+    """
+    name, _, rest = text.partition(":")
+    if name not in _GRADIENT_CODES:
+        raise UsageError(f"no gradient code is called {name!r}: choose one of {', '.join(_GRADIENT_CODES)}")
+    known = _gradient_options(name)
+    options = {key: value for key, value in defaults.items() if key in known}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if key not in known or not equals:
+            raise UsageError(f"{name} has no option {part!r}: {', '.join(known)} (as option=value)")
+        try:
+            options[key] = value if key in _TEXT_OPTIONS else int(value)
+        except ValueError:
+            raise UsageError(f"{key} of {name} must be an integer, got {value!r}") from None
+    try:
+        return _GRADIENT_CODES[name](workers, partitions, **options)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
 def parse_code(text: str, workers: int, blocks: int) -> Any:
-    """A code from ``name`` or ``name:option=value,option=value``.
+    """A data code from ``name`` or ``name:option=value,option=value``.
 
     Examples
     --------
@@ -372,6 +493,15 @@ _PAPERS = {
     "lagrange": "Yu et al., Lagrange coded computing, AISTATS 2019",
     "repetition": "the classic",
     "uncoded": "the baseline",
+    "nullspace": "paper 2's optimum, well conditioned (docs/design.md)",
+    "group": "fractional repetition with an MDS code over chunks (docs/design.md)",
+    "universal": "Jahani-Nezhad and Maddah-Ali, heterogeneous gradient coding (paper 2), section III",
+    "berrut-gradient": "paper 2, section V, as far as it is known",
+    "cyclic": "Tandon et al., gradient coding, arXiv 1612.03301",
+    "cyclic-mds": "Raviv et al., arXiv 1707.03858",
+    "fractional": "Tandon et al.; ErasureHead, arXiv 1901.09671",
+    "graph": "sparse graphs, arXiv 1711.06771; Glasgow and Wootters",
+    "ignore": "the baseline",
 }
 
 
@@ -400,7 +530,23 @@ def codes(
                 "paper": _PAPERS[name],
             }
         )
-    _show(f"Codes over {workers} workers and {blocks} blocks", rows, json_ == "-")
+    for name in _GRADIENT_CODES:
+        count = workers if name.startswith("cyclic") else max(workers, blocks)
+        code = parse_gradient_code(name, workers, count, stragglers=min(2, workers - 1))
+        rows.append(
+            {
+                "code": name,
+                "options": ", ".join(_gradient_options(name)),
+                "exact_for": "linear" if not code.approximate else "nothing",
+                "threshold": code.threshold,
+                "blocks_mixed_per_worker": float(code.placement.sum(axis=1).mean()),
+                "paper": _PAPERS[name],
+            }
+        )
+    notes = (
+        "From nullspace on: gradient codes, for sums of results; here for two stragglers, a partition per worker.",
+    )
+    _show(f"Codes over {workers} workers and {blocks} blocks", rows, json_ == "-", notes)
     _write_json(json_, rows)
 
 
@@ -408,7 +554,7 @@ def codes(
 def compare(
     code: Annotated[list[str], typer.Argument(metavar="CODE...", help="Names as in `anyk codes`, with options.")],
     workers: Annotated[int, typer.Option(help="n.")],
-    blocks: Annotated[int, typer.Option(help="K.")],
+    blocks: Annotated[int, typer.Option(help="K: blocks, or partitions of a gradient code.")],
     responders: Annotated[int, typer.Option(help="k, how many answer.")],
     trials: Annotated[int, typer.Option(min=1, help="Responder sets to draw.")] = 200,
     json_: Json = None,
@@ -420,7 +566,10 @@ def compare(
     _check_targets(json_)
     if not 1 <= responders <= workers:
         raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
-    parsed = [parse_code(text, workers, blocks) for text in code]
+    parsed = [
+        (parse_gradient_code if text.partition(":")[0] in _GRADIENT_CODES else parse_code)(text, workers, blocks)
+        for text in code
+    ]
     records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
     for text, record in zip(code, records, strict=True):
         record["code"] = text
@@ -449,10 +598,16 @@ def _lines(record: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@app.command(epilog="Example: anyk reproduce bacc-fig4 --trials 2000 --plot fig4.png")
+@app.command(
+    epilog="Figures: bacc-fig1 ... bacc-fig5, gradient-tradeoff, gradient-approximation, training. "
+    "Example: anyk reproduce bacc-fig4 --trials 2000 --plot fig4.png"
+)
 def reproduce(
-    figure: Annotated[str, typer.Argument(metavar="FIGURE", help="bacc-fig1 ... bacc-fig5")],
-    trials: Annotated[int | None, typer.Option(min=1, help="Straggler sets a point; the paper has 1000.")] = None,
+    figure: Annotated[
+        str,
+        typer.Argument(metavar="FIGURE", help="A figure's name; see below."),
+    ],
+    trials: Annotated[int | None, typer.Option(min=1, help="Straggler sets a point (rounds, for training).")] = None,
     plot: Plot = None,
     json_: Json = None,
     seed: Seed = 0,
@@ -470,6 +625,113 @@ def reproduce(
     _write_json(json_, {"figure": figure, "title": table.title, "seed": seed, "rows": table.rows, "notes": table.notes})
     if plot is not None:
         _save_plot(table.plot(), plot)
+
+
+_ATTACKS = ("negate", "noise", "zero", "scale", "nan")
+
+
+@app.command(epilog="Example: anyk train --code nullspace --workers 20 --stragglers 4 --liars 1 --skew by-class")
+def train(
+    code: Annotated[str, typer.Option(help="A gradient code of `anyk codes`, as in group:replicas=10; or berrut.")] = (
+        "nullspace"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 20,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Default: one per worker; half, for berrut.")] = None,
+    stragglers: Annotated[int, typer.Option(min=0, help="Workers that are late, and that the code is for.")] = 4,
+    liars: Annotated[int, typer.Option(min=0, help="Workers that lie, and that the code is for.")] = 0,
+    skew: Annotated[str, typer.Option(help="iid, or by-class: few classes in a partition.")] = "iid",
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 20,
+    batch: Annotated[int, typer.Option(min=0, help="Samples of a partition in a round; 0: all of them.")] = 20,
+    hidden: Annotated[int, typer.Option(min=0, help="Hidden units; 0: logistic regression.")] = 32,
+    rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.3,
+    momentum: Annotated[float, typer.Option(help="Momentum.")] = 0.9,
+    delay: Annotated[float, typer.Option(min=0, help="Seconds by which stragglers are late.")] = 0.2,
+    persistent: Annotated[bool, typer.Option(help="The same stragglers all the time, or others each round.")] = True,
+    engine: Annotated[str, typer.Option(help="local (processes), threads, or simulated (virtual clock).")] = "local",
+    save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Checkpoint, written after each epoch.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Continue from a checkpoint.")] = None,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Train on the digits data set with coded gradients, while workers are late and lie."""
+    import numpy as np
+
+    from .runtime import Corrupt, LocalWorkers, SimulatedWorkers, Slow, ThreadWorkers
+    from .training import Network, Training, partition_samples
+
+    _check_targets(json_, **({} if save is None else {"save": save}))
+    for option, value, allowed in (
+        ("--skew", skew, ("iid", "by-class")),
+        ("--engine", engine, ("local", "threads", "simulated")),
+    ):
+        if value not in allowed:
+            raise UsageError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
+    if stragglers + liars >= workers:
+        raise UsageError(f"{stragglers} stragglers and {liars} liars leave none of {workers} workers")
+    mixing = code.partition(":")[0] in _codes()
+    count = partitions if partitions is not None else max(1, workers // 2) if mixing else workers
+    if mixing:
+        chosen = parse_code(code, workers, count)
+    else:
+        chosen = parse_gradient_code(code, workers, count, stragglers=stragglers, adversaries=liars, seed=seed)
+    if liars and getattr(chosen, "adversaries", 0) < liars:
+        raise UsageError(f"{code} cannot find {liars} liars: use nullspace, group, universal or fractional")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UsageError(f"{error}: pip install 'anyk[demo]'") from None
+    x, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, labels = x[order] / 16, labels[order]
+    learn, test = slice(0, 1400), slice(1400, None)
+    network = Network((64, hidden, 10) if hidden else (64, 10))
+    parts = partition_samples(labels[learn], count, skew, seed)  # type: ignore[arg-type]
+    kinds: dict[str, Any] = {"local": LocalWorkers, "threads": ThreadWorkers, "simulated": SimulatedWorkers}
+    rounds = 1 if not batch else max(1, math.ceil(min(map(len, parts)) / batch))
+    rows = []
+    from .runtime.stop import FirstK
+
+    stop = FirstK(workers - stragglers) if chosen.approximate else None
+    with kinds[engine](workers) as pool:
+        job = Training(network, x[learn], labels[learn], parts, chosen, pool, rate, momentum, batch, seed)
+        if resume is not None:
+            if not resume.is_file():
+                raise UsageError(f"--resume {resume}: there is no such file")
+            job.load(resume)
+        for epoch in range(epochs):
+            seconds, sent, received, found = 0.0, 0, 0, set()
+            for _ in range(rounds):
+                rng = np.random.default_rng([seed, job.round])
+                late = np.arange(stragglers) if persistent else rng.choice(workers, stragglers, replace=False)
+                lying = rng.choice(np.setdiff1d(np.arange(workers), late), liars, replace=False)
+                faults: dict[int, Any] = {int(worker): Slow(delay) for worker in late}
+                faults |= {
+                    int(w): Corrupt(_ATTACKS[int(rng.integers(len(_ATTACKS)))], 3.0, seed=job.round) for w in lying
+                }
+                result = job.step(stop, faults, progress=False)
+                seconds += result.run.seconds + result.run.decode_seconds
+                sent += result.run.traffic.sent
+                received += result.run.traffic.received
+                found |= set(result.run.liars)
+            row = {
+                "epoch": epoch + 1,
+                "loss": network.gradient(x[learn], np.eye(10)[labels[learn]], job.weights)[0],
+                "accuracy": network.accuracy(x[test], labels[test], job.weights),
+                "seconds": seconds,
+                "numbers_sent": sent,
+                "numbers_received": received,
+                "liars_found": ", ".join(map(str, sorted(found))),
+            }
+            rows.append(row)
+            if save is not None:
+                job.save(save)
+            if json_ != "-":
+                tail = f"  liars {row['liars_found']}" if found else ""
+                typer.echo(
+                    f"epoch {row['epoch']:3d}  loss {row['loss']:.5f}  accuracy {row['accuracy']:.3f}  "
+                    f"{seconds:.3g} s  {sent:,} numbers out, {received:,} back{tail}"
+                )
+    _write_json(json_, {"code": repr(chosen), "skew": skew, "stragglers": stragglers, "liars": liars, "epochs": rows})
 
 
 @app.command(epilog="Example: anyk demo --output demo-output")

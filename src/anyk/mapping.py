@@ -20,7 +20,7 @@ from .codes.base import DataCode, Decoder
 from .codes.berrut import BerrutCode
 from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
 from .ordering import path_order
-from .runtime.events import RoundEvent, Run
+from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.processes import LocalWorkers
 from .runtime.progress import progress_bar
@@ -263,6 +263,7 @@ def map(
         stack.enter_context(alone(engine))
         job = engine.publish((fn, parts.spec, [leaf.shape for leaf in parts.leaves], _libraries(parts)))
         encoding = [0.0]
+        sent, size = [0], sum(leaf.size for leaf in parts.leaves)
         small = max((leaf.size * leaf.dtype.itemsize for leaf in parts.leaves), default=0) < _SMALL
 
         def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
@@ -280,11 +281,13 @@ def map(
             for leaf, target in zip(parts.leaves, targets, strict=True):
                 _blocks.apply(rows, leaf, target)
             encoding[0] += time.perf_counter() - begun
+            sent[0] += len(who) * size
             for worker, out in zip(who, outs, strict=True):
                 yield worker, _evaluate, (job, *out)
 
         def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
             run.encode_seconds = encoding[0]
+            run.traffic = Traffic(sent[0], sum(array.size for reply in replies.values() for array in reply.arrays))
             begun = time.perf_counter()
             received = _received(list(replies.values()))
             try:

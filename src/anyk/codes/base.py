@@ -84,10 +84,10 @@ class Decoder:
 
     @cached_property
     def condition(self) -> float:
-        """Ratio of the largest to the smallest non-zero singular value of the decoding matrix."""
+        """Ratio of the largest to the smallest non-zero singular value of the decoding matrix; 1 for zeros only."""
         values = np.linalg.svd(self.matrix, compute_uv=False)
         values = values[values > values[0] * max(self.matrix.shape) * np.finfo(np.float64).eps]
-        return float(values[0] / values[-1])
+        return float(values[0] / values[-1]) if len(values) else 1.0
 
     def __matmul__(self, replies: Any) -> Any:
         """Recover the blocks from the replies.

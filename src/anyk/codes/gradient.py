@@ -125,7 +125,7 @@ class GradientCode(Code):
     adversaries: int
 
     def _check_placement(self) -> None:
-        """Normalise the fields `placement`, `stragglers` and `adversaries` of a dataclass."""
+        """Normalise the fields `placement`, `stragglers`, `adversaries` and `rng` of a dataclass."""
         object.__setattr__(self, "placement", as_placement(self.placement))
         self._check_counts()
 
@@ -137,6 +137,11 @@ class GradientCode(Code):
             if value < 0:
                 raise PlacementError(f"{name} must be at least 0, got {value}")
             object.__setattr__(self, name, int(value))
+        seed = getattr(self, "rng", 0)
+        if isinstance(seed, np.random.Generator):  # a value, so that equal codes are equal
+            object.__setattr__(self, "rng", int(seed.integers(1 << 63)))
+        elif isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise TypeError(f"rng must be an integer or a numpy.random.Generator, got {seed!r}")
 
     @cached_property
     def workers(self) -> int:  # type: ignore[override]
@@ -230,7 +235,7 @@ class GradientCode(Code):
         array = np.asarray(gradients)
         if array.ndim != 2 or len(array) != self.partitions:
             raise ValueError(f"gradients must have shape ({self.partitions}, d), got {array.shape}")
-        dtype = np.result_type(array, np.float16)
+        dtype = array.dtype if array.dtype.kind in "fc" else np.dtype(np.float64)
         pieces = split_chunks(array, self.chunks)
         messages = self.coefficients @ pieces.reshape(self.partitions * self.chunks, -1)
         return np.asarray(messages.astype(np.result_type(dtype, np.complex64) if np.iscomplexobj(messages) else dtype))
@@ -279,12 +284,25 @@ class GradientCode(Code):
         values = self.__getstate__().values()
         return (type(self), *((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copies and what comes from a pickle are as read-only as the original."""
+        for name, value in state.items():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(self, name, value)
+
     def __repr__(self) -> str:
         fields = self.__getstate__()
-        given = [f"{name}={value!r}" for name, value in fields.items() if name != "placement"]
+        given = [f"{name}={_brief(value)}" for name, value in fields.items() if name != "placement"]
         if "placement" in fields:
             given.insert(0, f"<{self.workers} workers x {self.partitions} partitions, r={self.replicas}>")
         return f"{type(self).__name__}({', '.join(given)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 12:
+        return f"({value[0]!r}, ... {len(value)} in all)"
+    return repr(value)
 
 
 def null_checks(columns: Matrix) -> Matrix:

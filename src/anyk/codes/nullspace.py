@@ -85,10 +85,6 @@ class NullSpaceCode(GradientCode):
     def __post_init__(self) -> None:
         self._check_placement()
         chunks_for(self.replicas, self.stragglers, self.adversaries)
-        if isinstance(self.rng, np.random.Generator):  # a value, so that equal codes are equal
-            object.__setattr__(self, "rng", int(self.rng.integers(1 << 63)))
-        elif isinstance(self.rng, bool) or not isinstance(self.rng, int | np.integer):
-            raise TypeError(f"rng must be an integer or a numpy.random.Generator, got {self.rng!r}")
 
     def _coefficients(self) -> Any:
         return self._best.coefficients

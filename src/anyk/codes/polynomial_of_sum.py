@@ -124,7 +124,7 @@ class PolynomialOfSumCode(GradientCode):
         busy = np.array(self.active)
         held = self.placement[busy]
         absent = (~held).astype(np.float64)
-        beta = np.cos(np.pi * np.arange(1, max(n, 2)) / max(n, 2))
+        beta = np.cos(np.pi * np.arange(1, n) / n) if n > 1 else np.ones(1)
         best: tuple[float, NDArray[np.float64], NDArray[np.float64]] | None = None
         for stride in [step for step in range(1, max(n // 2, 1) + 1) if math.gcd(step, n) == 1][:_STRIDES]:
             alpha = np.cos(np.pi * (2 * (np.arange(n) * stride % n) + 1) / (2 * n))
@@ -132,7 +132,7 @@ class PolynomialOfSumCode(GradientCode):
             above = np.where(held, np.log(gaps) @ absent, -np.inf)
             below = np.log(np.abs(beta[:, None] - alpha[busy])) @ absent
             most = above.max(axis=0)
-            rows = (np.exp(2 * (above - most)) @ np.exp(2 * (most - below)).T).max(axis=0)
+            rows = (np.exp(2 * (above - most)) @ np.exp(2 * np.minimum(most - below, 300)).T).max(axis=0)
             if best is None or rows.min() < best[0]:
                 best = float(rows.min()), alpha, beta[[rows.argmin()]]
         assert best is not None
@@ -159,7 +159,7 @@ class PolynomialOfSumCode(GradientCode):
         if array.ndim != 3 or len(array) != self.partitions or array.shape[1] != array.shape[2]:
             raise ValueError(f"gradients must have shape ({self.partitions}, n, n), got {array.shape}")
         mixed = np.tensordot(self.coefficients.toarray(), array, axes=1)
-        return matrix_polynomial(self.polynomial, mixed).astype(np.result_type(array, np.float16))
+        return matrix_polynomial(self.polynomial, mixed).astype(array.dtype if array.dtype.kind in "fc" else np.float64)
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         weights = self._exact_weights(responders)

@@ -1,6 +1,8 @@
 """The figures of the papers: each a pure function from a seed and a scale to a table."""
 
-from .bacc import FIGURES
+from . import bacc, gradient
 from .table import Table
+
+FIGURES = {**bacc.FIGURES, **gradient.FIGURES}
 
 __all__ = ["FIGURES", "Table"]
