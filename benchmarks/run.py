@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import gradients
 import numpy as np
 
 import anyk
@@ -284,7 +285,13 @@ def simulated(tiny: bool) -> Rows:
     return [{"workers": n, "blocks": blocks, "worst of 3 rounds_s": max(times)}]
 
 
-BENCHMARKS = {each.__name__: each for each in (coding, decoders, rounds, transport, start, stragglers, simulated)}
+BENCHMARKS = {
+    each.__name__: each
+    for each in (
+        *(coding, decoders, rounds, transport, start, stragglers, simulated),
+        *(gradients.amplification, gradients.weights, gradients.coded_round),
+    )
+}
 
 
 def table(rows: Rows) -> str:

@@ -35,6 +35,7 @@ __all__ = ["Blocks", "Leaf", "as_matrix", "combine", "describe", "from_numpy", "
 
 Array = NDArray[Any]
 _THREADS = min(4, os.cpu_count() or 1)
+_SLICE_WIDTH = 4096  # entries of a block that are gathered at once, at least
 _SCRATCH_BYTES = 1 << 20  # a slice of all blocks that stays in cache while it is combined
 
 
@@ -325,19 +326,26 @@ def apply(matrix: Array, leaf: Leaf, outs: Sequence[Array] | Array, *, double: b
     ):
         np.matmul(weights, leaf.rows, out=outs)
         return
-    # Gathering a slice beats handing BLAS a strided view of it, whose rows collide in the cache.
-    width = max(256, _SCRATCH_BYTES // (len(leaf.rows) * working.itemsize))
+    # Gathering a slice beats handing BLAS a strided view of it, whose rows collide in the cache. Few rows at a
+    # time, so that each slice is long enough to be read at full speed.
+    width = max(_SLICE_WIDTH, _SCRATCH_BYTES // (len(leaf.rows) * working.itemsize))
+    height = max(8, _SCRATCH_BYTES // (width * working.itemsize))
 
     def part(begin: int, end: int) -> None:
-        gathered = np.empty((len(leaf.rows), min(width, end - begin)), working)
-        results = np.empty((len(matrix), gathered.shape[1]), weights.dtype)
+        gathered = np.empty((min(height, len(leaf.rows)), min(width, end - begin)), working)
+        results = np.empty((2, len(matrix), gathered.shape[1]), weights.dtype)
         for start in range(begin, end, width):
             stop = min(start + width, end)
-            here = gathered[:, : stop - start]
-            for row, source in zip(here, leaf.rows, strict=True):
-                row[...] = source[start:stop]
-            product = np.matmul(weights, here, out=results[:, : stop - start])
-            for out, row in zip(outs, product, strict=True):
+            total, more = results[:, :, : stop - start]
+            for first in range(0, len(leaf.rows), height):
+                rows = leaf.rows[first : first + height]
+                here = gathered[: len(rows), : stop - start]
+                for row, source in zip(here, rows, strict=True):
+                    row[...] = source[start:stop]
+                np.matmul(weights[:, first : first + height], here, out=more if first else total)
+                if first:
+                    total += more
+            for out, row in zip(outs, total, strict=True):
                 out[start:stop] = row
 
     if leaf.size < 4 * width:
@@ -373,20 +381,20 @@ def _apply_by_support(matrix: Array, support: Array, leaf: Leaf, outs: Sequence[
                 target[...] = 0
 
 
-def _applied(matrix: Array, leaf: Leaf) -> Array:
+def _applied(matrix: Array, leaf: Leaf, double: bool = False) -> Array:
     if matrix.shape[1] != len(leaf.rows):
         raise BlocksError(f"a matrix of {matrix.shape[1]} columns cannot combine {len(leaf.rows)} blocks")
     out = np.empty((len(matrix), leaf.size), coded_dtype(matrix, leaf.dtype))
-    apply(matrix, leaf, out)
+    apply(matrix, leaf, out, double=double)
     return out
 
 
-def combine(matrix: Array, blocks: Any, noun: str = "blocks") -> Any:
+def combine(matrix: Array, blocks: Any, noun: str = "blocks", *, double: bool = False) -> Any:
     """``matrix`` applied across the blocks: a tree of arrays (rows of matrix, ...) in the caller's library."""
     parts = blocks if isinstance(blocks, Blocks) else split(blocks, noun)
     if parts.count != matrix.shape[1]:
         raise BlocksError(f"{noun}: expected {matrix.shape[1]}, got {parts.count}")
-    return parts.restore([_applied(matrix, leaf) for leaf in parts.leaves])
+    return parts.restore([_applied(matrix, leaf, double) for leaf in parts.leaves])
 
 
 def as_matrix(replies: Sequence[Any]) -> Array:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,10 +34,13 @@ from .errors import TooManyErrors
 __all__ = ["locate"]
 
 _ROUNDING = 8.0  # rounding of a reply, in eps of its dtype; combining r * m terms in that dtype costs a few eps
-_CODE = 64 * float(np.finfo(np.float64).eps)  # and of the code's own matrices
+_EPS = float(np.finfo(np.float64).eps)
+_CODE = 512 * _EPS  # where the terms of all messages of a column nearly cancel they lose digits, by chance
+_MATRICES = 4.0  # rounding of the code's own matrices, in units of what messages of one partition alone show
 _SLICE = 1 << 20  # entries of all replies that are looked at together
 _SIGNIFICANT = 3.0  # singular values of the syndrome above this, in units of rounding, are lies
 _KEPT = 64  # candidates of a search that are tried in full
+_IMPROVED = 4  # of which the first are improved by exchanges
 
 
 def locate(
@@ -57,8 +62,9 @@ def locate(
     responders : worker indices
     tolerance : float, optional
         Rounding error of an honest message, relative to the size of the messages. Default: 8 times the eps of the
-        replies' dtype, and 64 times that of float64 for the code's own matrices. Lies smaller than that cannot be told
-        from rounding, and do as little harm. Raise it where replicas of a partition are computed on unlike hardware.
+        replies' dtype, and 512 times that of float64, or more for a code whose own matrices are less exact. Lies
+        smaller than that cannot be told from rounding, and do as little harm. Raise it where replicas of a partition
+        are computed on unlike hardware.
     seconds : float
         How long to search for liars that collude.
 
@@ -76,7 +82,8 @@ def locate(
     Notes
     -----
     A syndrome is compared, column by column, with ``tolerance * sqrt(t)`` times the root mean square of the messages in
-    that column (plus a quarter of the largest), t being the number of checks.
+    that column (plus a quarter of the largest), t being the number of checks. In columns of next to nothing, with
+    8 times the eps of float64 of the messages' root mean square.
 
     Examples
     --------
@@ -95,17 +102,23 @@ def locate(
     rows = [replies[worker] for worker in who.tolist()] if isinstance(replies, Mapping) else list(replies)
     if len(rows) != len(who):
         raise ValueError(f"{len(who)} responders need as many replies, got {len(rows)}")
+    check_tolerance(tolerance)
     arrays, bad = _screen(rows)
     deadline = time.monotonic() + seconds
     liars = [int(who[position]) for position in bad]
     honest = {int(who[position]): array for position, array in enumerate(arrays) if position not in bad}
     if honest:
-        sample = next(iter(honest.values()))
-        if tolerance is None:
-            tolerance = _ROUNDING * float(np.finfo(sample.dtype).eps) + _CODE
+        kinds = Counter(array.dtype for array in honest.values())
+        info = np.finfo(kinds.most_common(1)[0][0])  # a liar must not choose how exactly we look
         for component in code.components:
-            liars += _Suspects(code, component, honest, tolerance, deadline).find(len(liars))
+            liars += _Suspects(code, component, honest, info, tolerance, deadline).find(len(liars))
     return sorted(liars)
+
+
+def check_tolerance(tolerance: Any) -> None:
+    """Refuse what no rounding error can be: it would accuse everybody, or nobody."""
+    if tolerance is not None and not 0 < tolerance < np.inf:
+        raise ValueError(f"tolerance must be a positive number, got {tolerance!r}")
 
 
 def _screen(rows: Sequence[Any]) -> tuple[list[NDArray[Any]], set[int]]:
@@ -138,13 +151,17 @@ class _Suspects:
         code: GradientCode,
         component: Component,
         replies: Mapping[int, NDArray[Any]],
-        tolerance: float,
+        info: Any,
+        tolerance: float | None,
         deadline: float,
     ) -> None:
-        self.code, self.replies, self.tolerance, self.deadline = code, replies, tolerance, deadline
-        self.scale = _row_sizes(code, component)
+        self.code, self.replies, self.deadline = code, replies, deadline
+        if component not in _scaled:
+            _scaled[component] = _scale(code, component)
+        self.scale, self.checks, own = _scaled[component]
+        self.tolerance = _ROUNDING * float(info.eps) + _CODE + _MATRICES * own if tolerance is None else tolerance
+        self.least = float(info.smallest_subnormal)
         self.members = component.members
-        self.checks = np.linalg.qr((component.checks * self.scale).conj().T)[0].conj().T
         self.present = np.array([worker in replies for worker in component.members.tolist()])
 
     def find(self, already: int) -> list[int]:
@@ -210,14 +227,22 @@ class _Suspects:
         parts: list[Matrix] = []
         for start in range(0, count, width):
             block = np.stack([row[start : start + width] for row in rows])
-            block = block.astype(np.result_type(block, np.float64)) / scale
-            largest = np.abs(block).max(axis=0)
-            block = block / np.where(largest > 0, largest, 1)
+            block = block.astype(np.result_type(block, np.float64))
+            largest = _largest(block)
+            top = largest.max(initial=0)
+            usual = top * np.sqrt(np.mean((largest / (top or 1)) ** 2))
+            largest[largest == 0] = 1
+            block /= largest  # first, or huge lies would overflow
+            block /= scale
+            again = _largest(block)
+            block /= np.where(again > 0, again, 1)
             rounding = np.sqrt(len(checks) * np.mean(np.abs(block) ** 2, axis=0)) + 0.25
-            sizes = here @ block / (self.tolerance * rounding)
+            # Terms as large as usual may have cancelled, and numbers too small for the dtype's full precision are as
+            # coarse as the smallest of all.
+            with np.errstate(over="ignore"):
+                floor = _ROUNDING * (_EPS * usual + self.least) / largest
+            sizes = here @ block / (self.tolerance * rounding + floor)
             contradicting = np.linalg.norm(sizes, axis=0) > 1
-            # Columns of numbers too small for the dtype's precision say nothing.
-            contradicting &= largest > np.finfo(rows[0].dtype).tiny / np.finfo(rows[0].dtype).eps
             if contradicting.any():
                 parts.append(sizes[:, contradicting])
         if not parts:
@@ -238,12 +263,15 @@ class _Suspects:
         if nodes is None or len(self.checks) + self.code.replicas > self.code.workers + len(nodes):
             return
         x = nodes[self.members[positions]]
-        degree = len(nodes) - len(self.checks)  # coefficients of the message polynomial
+        degree = len(self.members) - len(self.checks)  # coefficients of the message polynomial
         basis = np.vander if np.iscomplexobj(nodes) else lambda points, n: chebvander(points, n - 1)
         rng = np.random.default_rng()
         rows = [self.replies[worker] for worker in self.members[positions].tolist()]
         projection = np.random.default_rng(rng.integers(1 << 62)).standard_normal((len(rows[0]), 8))
-        projected = np.stack([row.astype(np.result_type(row, np.float64)) @ projection for row in rows], axis=1)
+        largest = max(float(_largest(row)) for row in rows) or 1.0
+        projected = np.stack(
+            [(row.astype(np.result_type(row, np.float64)) / largest) @ projection for row in rows], axis=1
+        )
         for errors in range(1, allowed + 1):
             if degree + errors >= len(x):
                 return
@@ -254,13 +282,32 @@ class _Suspects:
             yield tuple(np.argsort(np.abs(locator @ coefficients))[:errors].tolist())
 
 
-def _row_sizes(code: GradientCode, component: Component) -> NDArray[np.float64]:
-    """Sizes of honest messages relative to one another, (members,)."""
+def _largest(block: NDArray[Any]) -> NDArray[np.float64]:
+    """The largest number of each column; real and imaginary parts count by themselves."""
+    size = np.abs(block.real).max(axis=0, initial=0)
+    if np.iscomplexobj(block):
+        size = np.maximum(size, np.abs(block.imag).max(axis=0, initial=0))
+    return np.asarray(size, dtype=np.float64)
+
+
+_scaled: weakref.WeakKeyDictionary[Component, tuple[NDArray[np.float64], Matrix, float]] = weakref.WeakKeyDictionary()
+
+
+def _scale(code: GradientCode, component: Component) -> tuple[NDArray[np.float64], Matrix, float]:
+    """Sizes of honest messages relative to one another, checks on messages of one size, and the code's own rounding."""
     if code.exact_for != "linear":
-        return np.ones(len(component.members))
-    squares = abs(code.coefficients[component.members]).power(2).sum(axis=1)
-    sizes = np.sqrt(np.asarray(squares)).ravel()
-    return np.where(sizes > 0, sizes, 1.0)
+        return np.ones(len(component.members)), component.checks, 0.0
+    rows = code.coefficients[component.members]
+    sizes = np.sqrt(np.asarray(abs(rows).power(2).sum(axis=1))).ravel()
+    scale = np.where(sizes > 0, sizes, 1.0)
+    checks = np.linalg.qr((component.checks * scale).conj().T)[0].conj().T
+    if not len(checks):
+        return scale, checks, 0.0
+    unit = rows.multiply(1 / scale[:, None]).tocsc()
+    squares = np.asarray(abs(unit).power(2).sum(axis=0)).ravel()
+    rounding = np.sqrt(len(checks) * squares / len(scale)) + 0.25 * np.sqrt(squares)
+    left = np.linalg.norm(checks @ unit, axis=0)
+    return scale, checks, float((left / np.where(rounding > 0, rounding, np.inf)).max())
 
 
 def _explains(syndrome: Matrix, columns: Matrix, support: Sequence[int]) -> bool:
@@ -282,12 +329,14 @@ def _supports(syndrome: Matrix, columns: Matrix, most: int, deadline: float) -> 
     beside = unit - signal @ (signal.conj().T @ unit)
     distance = np.where(sizes > 1e-9, np.linalg.norm(beside, axis=0), np.inf)
     for count in range(rank, most + 1):
-        if count == rank:  # independent lies
-            nearest = tuple(np.argsort(distance)[:count].tolist())
-            yield nearest
-            yield _exchanged(syndrome, columns, nearest)
-        else:
-            yield from _collusion(beside, sizes > 1e-9, count, rank, deadline)
+        if count > rank:
+            for place, support in enumerate(_collusion(signal, unit, sizes > 1e-9, count, deadline)):
+                yield support
+                if place < _IMPROVED:  # beside those who collude, a lie that is hardly larger than rounding
+                    yield _exchanged(syndrome, columns, support)
+        nearest = tuple(np.argsort(distance)[:count].tolist())
+        yield nearest  # independent lies
+        yield _exchanged(syndrome, columns, nearest)
 
 
 def _exchanged(syndrome: Matrix, columns: Matrix, support: tuple[int, ...]) -> tuple[int, ...]:
@@ -314,13 +363,15 @@ def _exchanged(syndrome: Matrix, columns: Matrix, support: tuple[int, ...]) -> t
 
 
 def _collusion(
-    beside: Matrix, usable: NDArray[np.bool_], count: int, rank: int, deadline: float
+    signal: Matrix, unit: Matrix, usable: NDArray[np.bool_], count: int, deadline: float
 ) -> Iterator[tuple[int, ...]]:
     """Sets of `count` columns that span a signal of lower rank: beside it, they are linearly dependent.
 
-    With count - rank - 1 of them projected out as well, all the others point one way. Sets are gone through in rising
-    order, so that each is met once.
+    With count - rank - 1 of them projected out as well, two others point one way. These and the signal span all of the
+    set, so that the rest of it lies in that span. Sets are gone through in rising order, so that each is met once.
     """
+    rank = signal.shape[1]
+    beside = unit - signal @ (signal.conj().T @ unit)
     places = np.flatnonzero(usable & (np.linalg.norm(beside, axis=0) > 1e-12))
     best: list[tuple[float, tuple[int, ...]]] = []
 
@@ -333,8 +384,7 @@ def _collusion(
             flat = int(np.argmax(cosines))
             first = flat // len(labels)
             if not best or len(best) < _KEPT or cosines.flat[flat] > best[-1][0]:
-                along = np.argsort(-cosines[first])[:rank]
-                best.append((float(cosines.flat[flat]), (*chosen, int(labels[first]), *labels[along].tolist())))
+                best.append((float(cosines.flat[flat]), (*chosen, int(labels[first]))))
                 best.sort(reverse=True)
                 del best[_KEPT:]
             return
@@ -352,4 +402,9 @@ def _collusion(
         # Coordinates beside the signal only: fewer numbers to move.
         basis = np.linalg.svd(beside[:, places], full_matrices=False)[0][:, : beside.shape[0] - rank]
         visit(basis.conj().T @ beside[:, places], places, (), count - rank - 1)
-    yield from (support for _, support in best)
+    for _, some in best:
+        span = np.linalg.qr(np.concatenate([signal, unit[:, list(some)]], axis=1))[0]
+        distance = np.linalg.norm(unit - span @ (span.conj().T @ unit), axis=0)
+        distance[~usable] = np.inf
+        distance[list(some)] = np.inf
+        yield *some, *np.argsort(distance)[:rank].tolist()

@@ -104,7 +104,7 @@ class Decoder:
         """
         if isinstance(replies, Mapping) and all(worker in replies for worker in self.responders):
             replies = [replies[worker] for worker in self.responders]
-        return _blocks.combine(self.matrix, replies, "replies")
+        return _blocks.combine(self.matrix, replies, "replies", double=self.code._in_double)
 
 
 class Code(ABC):
@@ -197,6 +197,7 @@ class Code(ABC):
         return Decoder(self, asked, matrix)
 
     _looks_at_replies = False
+    _in_double = False  # whether replies of lower precision are combined in float64
 
     @cached_property
     def _decoders(self) -> tuple[threading.Lock, OrderedDict[tuple[int, ...], Matrix]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlacementError
-from ..placement import cyclic_placement
+from ..placement import as_placement, cyclic_placement
 from .gradient import GradientCode
 
 __all__ = ["CyclicCode", "CyclicMDSCode"]
@@ -58,7 +58,7 @@ class CyclicCode(GradientCode):
     @cached_property
     def placement(self) -> NDArray[np.bool_]:  # type: ignore[override]
         """Worker n holds partitions n .. n + s."""
-        return cyclic_placement(self.workers, self.workers, self.stragglers + 1)
+        return as_placement(cyclic_placement(self.workers, self.workers, self.stragglers + 1))
 
     @cached_property
     def chunks(self) -> int:
@@ -109,7 +109,7 @@ class CyclicMDSCode(GradientCode):
     @cached_property
     def placement(self) -> NDArray[np.bool_]:  # type: ignore[override]
         """Worker n holds partitions n .. n + s."""
-        return cyclic_placement(self.workers, self.workers, self.stragglers + 1)
+        return as_placement(cyclic_placement(self.workers, self.workers, self.stragglers + 1))
 
     @cached_property
     def chunks(self) -> int:

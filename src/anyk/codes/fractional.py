@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlacementError
-from ..placement import fractional_repetition_placement
+from ..placement import as_placement, fractional_repetition_placement
 from .base import Matrix
 from .gradient import Component, GradientCode, null_checks
 
@@ -55,7 +55,7 @@ class FractionalRepetitionCode(GradientCode):
     def placement(self) -> NDArray[np.bool_]:  # type: ignore[override]
         """Groups of neighbours."""
         copies = self.stragglers + 2 * self.adversaries + 1
-        return fractional_repetition_placement(self.workers, self.partitions, copies)
+        return as_placement(fractional_repetition_placement(self.workers, self.partitions, copies))
 
     @cached_property
     def chunks(self) -> int:

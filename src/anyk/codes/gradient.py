@@ -33,6 +33,8 @@ __all__ = ["Component", "GradientCode", "join_chunks", "split_chunks"]
 _DENSE = 1 << 24  # entries; beyond, the generator stays sparse
 _CUTOFF = 1e-10  # singular values, relative to the largest, that least squares below the threshold takes for zero
 _SOLVED = 1e-7  # relative residual of weights that count as exact
+_VANISHED = 1e-13  # singular values of some columns of orthonormal checks that are zero but for rounding
+_ROUNDED = 1e-13  # what rounding leaves of a system, relative to its solution
 
 
 def split_chunks(gradients: ArrayLike, chunks: int) -> NDArray[Any]:
@@ -100,10 +102,12 @@ class Component:
         if len(missing) > len(self.checks):
             return None
         here, wanted = self.checks[:, missing], self.reader[:, missing]
-        x = np.linalg.lstsq(here.T, wanted.T, rcond=None)[0].T
+        left, values, right = np.linalg.svd(here, full_matrices=False)
+        kept = values > _VANISHED  # rows of H have length one: a column may be zero but for rounding
+        x = (wanted @ right[kept].conj().T / values[kept]) @ left[:, kept].conj().T
         weights = self.reader - x @ self.checks
-        left = np.abs(weights[:, missing]).max()
-        if left > _SOLVED * max(1.0, float(np.abs(self.reader).max()), float(np.abs(x).max())):
+        rest = float(np.abs(weights[:, missing]).max())
+        if rest > max(_SOLVED * max(1.0, float(np.abs(self.reader).max())), _ROUNDED * float(np.abs(x).max())):
             return None
         weights[:, missing] = 0
         return np.asarray(weights)
@@ -123,6 +127,8 @@ class GradientCode(Code):
     placement: NDArray[np.bool_]
     stragglers: int
     adversaries: int
+
+    _in_double = True  # weights may be large
 
     def _check_placement(self) -> None:
         """Normalise the fields `placement`, `stragglers`, `adversaries` and `rng` of a dataclass."""
@@ -252,7 +258,8 @@ class GradientCode(Code):
         )
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
-        weights = self._exact_weights(responders)
+        # Checks of an approximate code may hold only nearly, and the weights that they give be enormous.
+        weights = None if self.approximate else self._exact_weights(responders)
         if weights is None:
             return least_squares_sum(self._rows(responders.tolist()), self.target)
         return np.ascontiguousarray(weights[:, responders])

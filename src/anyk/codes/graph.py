@@ -76,7 +76,7 @@ class GraphCode(GradientCode):
         """The graph."""
         n, k, rng = self.workers, self.partitions, np.random.default_rng(self.rng)
         if self.graph == "regular":
-            return random_placement(n, k, self.replicas, rng)
+            return as_placement(random_placement(n, k, self.replicas, rng))
         if self.graph == "edges":
             # A random regular multigraph by pairing stubs; a loop hands its second end on to the next partition.
             ends = np.resize(np.arange(k), 2 * n)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PlacementError
-from ..placement import cyclic_placement
+from ..placement import as_placement, cyclic_placement
 from .base import Matrix
 from .gradient import GradientCode
 
@@ -59,7 +59,7 @@ class IgnoreStragglersCode(GradientCode):
     @cached_property
     def placement(self) -> NDArray[np.bool_]:  # type: ignore[override]
         """One copy of everything."""
-        return cyclic_placement(self.workers, self.partitions, 1)
+        return as_placement(cyclic_placement(self.workers, self.partitions, 1))
 
     @cached_property
     def chunks(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import PlacementError, TooFewResponders
+from ..errors import PlacementError, TooFewResponders, UnsafeDecode
 from .base import Exactness, Matrix
 from .gradient import Component, GradientCode, null_checks
 from .universal import check_rounding, universal_coefficients
@@ -75,12 +75,14 @@ class PolynomialOfSumCode(GradientCode):
 
     def __post_init__(self) -> None:
         self._check_placement()
-        given = self.polynomial
-        values = tuple(float(c) for c in (given.convert().coef if hasattr(given, "convert") else given))
+        given: Any = self.polynomial
+        if hasattr(given, "convert"):  # numpy.polynomial's, in whatever basis
+            given = given.convert(kind=np.polynomial.Polynomial).coef
+        values = tuple(float(c) for c in given)
         while len(values) > 1 and values[-1] == 0:
             values = values[:-1]
         if not values or not np.isfinite(values).all():
-            raise ValueError(f"polynomial must hold finite coefficients, lowest first, got {given!r}")
+            raise ValueError(f"polynomial must hold finite coefficients, lowest first, got {self.polynomial!r}")
         object.__setattr__(self, "polynomial", values)
         workers = len(self.active)
         spare = workers - 2 * self.adversaries - self.stragglers - 1
@@ -165,7 +167,10 @@ class PolynomialOfSumCode(GradientCode):
         weights = self._exact_weights(responders)
         if weights is None:  # least squares would be right for the identity only
             needed = max(self.degree, 1) * (len(self.active) - self.replicas) + 1
-            raise TooFewResponders(f"{self!r} needs {needed} answers, got {len(responders)}")
+            count = len(np.intersect1d(responders, self.active))
+            if count >= needed:
+                raise UnsafeDecode(f"{self!r}: rounding in float64 leaves no exact weights for these {count} answers")
+            raise TooFewResponders(f"{self!r} needs {needed} answers, got {count}")
         matrix = np.ascontiguousarray(weights[:, responders])
         check_rounding(self, matrix, responders)
         return matrix
