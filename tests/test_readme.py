@@ -10,12 +10,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(example)
+def run(number: int, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One of the README's examples, as a script."""
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = folder / "example.py"
+    script.write_text(examples[number])
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_example_of_sums_runs(tmp_path: Path) -> None:
+    liars, error = re.fullmatch(r"lied: (\(.*\)) error: (\S+)\n", run(1, tmp_path).stdout).groups()  # type: ignore[union-attr]
+    assert eval(liars) == (99 % 12,)
+    assert float(error) < 1e-9
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    done = run(0, tmp_path)
     shape, responders, stragglers = re.findall(r"\(.*?\)", done.stdout)
     assert shape == "(15, 50, 2)"
     assert len(eval(responders)) == 24

@@ -619,9 +619,7 @@ def reproduce(
         raise UsageError(f"no figure is called {figure!r}: choose one of {', '.join(FIGURES)}")
     _check_targets(json_, plot)
     table = FIGURES[figure](seed, **({} if trials is None else {"trials": trials}))
-    hidden = {"z", "Lebesgue function"}
-    shown = [{k: v for k, v in row.items() if k not in hidden} for row in table.rows]
-    _show(table.title, [row for i, row in enumerate(shown) if row not in shown[:i]], json_ == "-", table.notes)
+    _show(table.title, table.shown(), json_ == "-", table.notes)
     _write_json(json_, {"figure": figure, "title": table.title, "seed": seed, "rows": table.rows, "notes": table.notes})
     if plot is not None:
         _save_plot(table.plot(), plot)

@@ -176,7 +176,7 @@ def placement_by_speed(speeds: ArrayLike, partitions: int, replicas: int, memory
     most = np.full(workers, partitions, dtype=np.float64)
     if memory is not None:
         room = np.asarray(memory)
-        if room.shape != (workers,) or (room < 0).any():
+        if room.shape != (workers,) or not (room >= 0).all():
             raise PlacementError(f"memory must hold one number of partitions for each of {workers} workers")
         most = np.minimum(most, np.floor(room))
     most[pace == 0] = 0
@@ -186,6 +186,7 @@ def placement_by_speed(speeds: ArrayLike, partitions: int, replicas: int, memory
             f"{partitions} partitions in {replicas} copies are {wanted} places, but the workers that are not idle have "
             f"room for {int(most.sum())}: use fewer replicas, or more workers or memory"
         )
+    pace = pace / pace.max()
     load = np.zeros(workers)
     while load.sum() < wanted - 1e-9:  # what does not fit on the full ones is shared among the others
         open_ = load < most

@@ -162,7 +162,7 @@ def harmonic_checks(count: int, workers: int, rng: np.random.Generator) -> Matri
     All columns are equally long, and since the grid p is prime no minor of full size is zero (Chebotarev): whoever is
     missing, messages of others determine theirs.
     """
-    grid = workers
+    grid = max(workers, count + 1)
     while any(grid % divisor == 0 for divisor in range(2, math.isqrt(grid) + 1)):
         grid += 1
     frequencies = rng.choice(np.arange(1, (grid + 1) // 2), count // 2, replace=False)

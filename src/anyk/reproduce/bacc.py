@@ -89,6 +89,7 @@ def fig1(seed: int = 0, trials: int = 100) -> Table:
         ("One random straggler set a curve; the constants are over all sets drawn.",),
         x="z",
         y="Lebesgue function",
+        hidden=("z", "Lebesgue function"),
         by=("N", "s"),
         apart=True,
     )

@@ -24,6 +24,8 @@ class Table:
         Curves with this value of the last column in `by` are dashed, in the colour of the one before.
     apart : bool
         Each curve has axes of its own.
+    hidden : tuple of str
+        Columns for the picture only; lines that differ in nothing else are shown once.
     """
 
     name: str
@@ -35,6 +37,12 @@ class Table:
     by: tuple[str, ...] = field(default=())
     dashed: str = ""
     apart: bool = False
+    hidden: tuple[str, ...] = ()
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The lines of the printed table."""
+        lines = [{key: value for key, value in row.items() if key not in self.hidden} for row in self.rows]
+        return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
     def curves(self) -> dict[str, tuple[list[float], list[float]]]:
         """The plot's curves, by name."""
