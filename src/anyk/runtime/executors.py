@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import queue
 import time
 import uuid
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -21,13 +24,34 @@ from .workers import SLICE, Event, Failure, WorkersBase
 __all__ = ["ExecutorWorkers"]
 
 _states: dict[str, dict[str, Any]] = {}  # of the workers that live in this process
+_values: dict[str, dict[int, Any]] = {}  # published values that they hold
+_numbers = itertools.count()
+
+
+class _Published:
+    """A value that a worker keeps once it has it."""
+
+    def __init__(self, value: Any) -> None:
+        self.number, self.value = next(_numbers), value
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Stands for a published value in a task."""
+
+    number: int
 
 
 def _run(key: str, master: int, packed: bytes) -> tuple[str, Any, float]:
     start = time.monotonic()
     faults.dedicated_process = os.getpid() != master
     try:
-        fn, args = cloudpickle.loads(packed)
+        fn, args, news, gone = cloudpickle.loads(packed)
+        held = _values.setdefault(key, {})
+        held.update(news)
+        for number in gone:
+            held.pop(number, None)
+        fn, *args = (held[each.number] if isinstance(each, _Held) else each for each in (fn, *args))
         value = fn(_states.setdefault(key, {}), *args)
     except Crashed:
         return "lost", "the worker crashed", 0.0
@@ -40,7 +64,8 @@ class ExecutorWorkers(WorkersBase):
     """Workers behind executors that you own, one each: process pools of one, threads of one, loky, Dask's, MPI's.
 
     A task cannot be stopped here (`drop` returns False) and nothing is shared: values travel as the executor sends
-    them. An executor whose process dies is a lost worker for good. `close` leaves your executors running.
+    them, published ones once to each worker. An executor whose process dies is a lost worker for good. `close`
+    leaves your executors running.
 
     Parameters
     ----------
@@ -55,6 +80,15 @@ class ExecutorWorkers(WorkersBase):
         self._names = [f"{uuid.uuid4().hex}-{worker}" for worker in range(len(self._executors))]
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lost: dict[int, str] = {}
+        self._known: list[set[int]] = [set() for _ in self._executors]
+        self._gone: set[int] = set()  # published values that nobody refers to any more
+
+    def publish(self, value: Any) -> Any:
+        """A reference; the value travels to a worker with the first task that refers to it."""
+        self._check_open()
+        ref = _Published(value)
+        weakref.finalize(ref, self._gone.add, ref.number)
+        return ref
 
     def __len__(self) -> int:
         return len(self._executors)
@@ -65,8 +99,13 @@ class ExecutorWorkers(WorkersBase):
         if worker in self._lost:
             self._events.put(Event(token, worker, "lost", self._lost[worker]))
             return
+        refs = [each for each in (fn, *args) if isinstance(each, _Published)]
+        known = self._known[worker]
+        news = {ref.number: ref.value for ref in refs if ref.number not in known}
+        gone = known & self._gone
+        task, *rest = (_Held(each.number) if isinstance(each, _Published) else each for each in (fn, *args))
         try:
-            packed = cloudpickle.dumps((fn, args))
+            packed = cloudpickle.dumps((task, rest, news, gone))
         except Exception as error:
             raise NotPicklable(
                 f"the task cannot be pickled ({error}); pass data as blocks, open files inside"
@@ -76,6 +115,7 @@ class ExecutorWorkers(WorkersBase):
         except (BrokenExecutor, RuntimeError) as error:
             self._events.put(Event(token, worker, "lost", str(error) or type(error).__name__))
             return
+        self._known[worker] = (known | news.keys()) - gone
         future.add_done_callback(lambda done: self._events.put(_event(done, token, worker)))
 
     def poll(self, timeout: float | None) -> list[Event]:
@@ -102,6 +142,7 @@ class ExecutorWorkers(WorkersBase):
         self._closed = True
         for name in self._names:
             _states.pop(name, None)
+            _values.pop(name, None)
 
 
 def _event(future: Future[Any], token: Any, worker: int) -> Event:
