@@ -25,9 +25,10 @@ LAYERS = [
     ("plots",),  # knows what a run is, not how one comes about
     ("mapping", "summing", "operators"),
     ("training",),
-    ("engine_laws",),
+    ("engine_laws", "gradient_laws"),
     ("testing", "reproduce", "reproduce.", "demo", "torch", "torch."),
     ("",),  # the public names
+    ("parsing",),
     ("cli", "__main__"),
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))

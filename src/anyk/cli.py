@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import importlib.util
-import inspect
 import json
 import math
 import os
@@ -16,8 +13,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import cloudpickle
 import typer
+
+from .parsing import (
+    GRADIENT_CODES,
+    UsageError,
+    data_codes,
+    gradient_options,
+    load_function,
+    parse_code,
+    parse_gradient_code,
+    parse_stop,
+)
 
 __all__ = ["app", "main"]
 
@@ -32,10 +39,6 @@ app = typer.Typer(
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the figures as JSON; - is stdout.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs the extra plots).")]
-
-
-class UsageError(typer.BadParameter):
-    """Bad input on the command line: exit status 2, one line."""
 
 
 def _version(wanted: bool) -> None:
@@ -126,235 +129,6 @@ def _save_plot(ax: Any, path: Path | None) -> None:
 
         save(ax, path)
         typer.echo(f"wrote {path}", err=True)
-
-
-# -- parsing ----------------------------------------------------------------------------------------------------------
-
-
-def _codes() -> dict[str, Any]:
-    from . import codes
-
-    return {
-        "berrut": codes.BerrutCode,
-        "lagrange": codes.LagrangeCode,
-        "repetition": codes.RepetitionCode,
-        "uncoded": codes.UncodedCode,
-    }
-
-
-def _placed(kind: str) -> Callable[..., Any]:
-    """A builder of codes for any placement: cyclic, or random where asked for."""
-
-    def build(
-        workers: int,
-        partitions: int,
-        replicas: int = 0,
-        stragglers: int = 0,
-        adversaries: int = 0,
-        placement: str = "cyclic",
-        seed: int = 0,
-        **options: Any,
-    ) -> Any:
-        from . import codes
-        from . import placement as placements
-
-        makers = {
-            "cyclic": placements.cyclic_placement,
-            "random": lambda n, k, r: placements.random_placement(n, k, r, rng=seed),
-            "fractional": placements.fractional_repetition_placement,
-        }
-        if placement not in makers:
-            raise ValueError(f"placement must be one of {', '.join(makers)}, got {placement!r}")
-        copies = replicas or min(stragglers + 2 * adversaries + 1, workers)
-        held = makers[placement](workers, partitions, copies)
-        if kind == "NullSpaceCode":
-            options = {"rng": seed, **options}
-        return getattr(codes, kind)(held, stragglers=stragglers, adversaries=adversaries, **options)
-
-    return build
-
-
-def _group(
-    workers: int, partitions: int, replicas: int = 0, stragglers: int = 0, adversaries: int = 0, seed: int = 0
-) -> Any:
-    from . import codes
-
-    copies = replicas or min(stragglers + 2 * adversaries + 1, workers)
-    return codes.GroupCode(workers, partitions, copies, stragglers, adversaries, rng=seed)
-
-
-def _ring(kind: str) -> Callable[..., Any]:
-    def build(workers: int, partitions: int, stragglers: int = 0, seed: int = 0) -> Any:
-        from . import codes
-
-        if partitions != workers:
-            raise ValueError(f"a code on a ring has as many partitions as workers, got {partitions} and {workers}")
-        return getattr(codes, kind)(workers, stragglers, **({"rng": seed} if kind == "CyclicCode" else {}))
-
-    return build
-
-
-def _fractional(workers: int, partitions: int, stragglers: int = 0, adversaries: int = 0) -> Any:
-    from . import codes
-
-    return codes.FractionalRepetitionCode(workers, partitions, stragglers, adversaries)
-
-
-def _graph(
-    workers: int, partitions: int, replicas: int = 3, stragglers: int = 0, graph: str = "regular", seed: int = 0
-) -> Any:
-    from . import codes
-
-    return codes.GraphCode(workers, partitions, replicas, stragglers, graph, rng=seed)  # type: ignore[arg-type]
-
-
-def _ignore(workers: int, partitions: int, stragglers: int = 0) -> Any:
-    from . import codes
-
-    return codes.IgnoreStragglersCode(workers, partitions, stragglers)
-
-
-_GRADIENT_CODES: dict[str, Callable[..., Any]] = {
-    "nullspace": _placed("NullSpaceCode"),
-    "group": _group,
-    "universal": _placed("UniversalPolynomialCode"),
-    "berrut-gradient": _placed("BerrutGradientCode"),
-    "cyclic": _ring("CyclicCode"),
-    "cyclic-mds": _ring("CyclicMDSCode"),
-    "fractional": _fractional,
-    "graph": _graph,
-    "ignore": _ignore,
-}
-_TEXT_OPTIONS = ("placement", "nodes", "decoder", "graph")
-
-
-def _gradient_options(name: str) -> list[str]:
-    """Options of a gradient code on the command line."""
-    listed = list(inspect.signature(_GRADIENT_CODES[name]).parameters)
-    extra = {"universal": ["nodes", "chunks", "decoder"], "berrut-gradient": ["chunks", "decoder"]}.get(name, [])
-    return [each for each in listed if each not in ("workers", "partitions", "options")] + extra
-
-
-def parse_gradient_code(text: str, workers: int, partitions: int, **defaults: Any) -> Any:
-    """A gradient code from ``name`` or ``name:option=value,...``; `defaults` are options it need not have.
-
-    Examples
-    --------
-    >>> parse_gradient_code("fractional:stragglers=2", 6, 6)
-    FractionalRepetitionCode(workers=6, partitions=6, stragglers=2, adversaries=0)
-    """
-    name, _, rest = text.partition(":")
-    if name not in _GRADIENT_CODES:
-        raise UsageError(f"no gradient code is called {name!r}: choose one of {', '.join(_GRADIENT_CODES)}")
-    known = _gradient_options(name)
-    options = {key: value for key, value in defaults.items() if key in known}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in known or not equals:
-            raise UsageError(f"{name} has no option {part!r}: {', '.join(known)} (as option=value)")
-        try:
-            options[key] = value if key in _TEXT_OPTIONS else int(value)
-        except ValueError:
-            raise UsageError(f"{key} of {name} must be an integer, got {value!r}") from None
-    try:
-        return _GRADIENT_CODES[name](workers, partitions, **options)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def parse_code(text: str, workers: int, blocks: int) -> Any:
-    """A data code from ``name`` or ``name:option=value,option=value``.
-
-    Examples
-    --------
-    >>> parse_code("lagrange:degree=2", 9, 4)
-    LagrangeCode(workers=9, blocks=4, degree=2, below_threshold='raise')
-    """
-    name, _, rest = text.partition(":")
-    known = _codes()
-    if name not in known:
-        raise UsageError(f"no code is called {name!r}: choose one of {', '.join(known)}")
-    options: dict[str, Any] = {}
-    fields = {each.name: each for each in dataclasses.fields(known[name]) if each.name not in ("workers", "blocks")}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in fields or not equals:
-            raise UsageError(f"{name} has no option {part!r}: {', '.join(fields) or 'it has none'} (as option=value)")
-        kind: Any = type(fields[key].default)
-        try:
-            options[key] = kind(value)
-        except ValueError:
-            raise UsageError(f"{key} of {name} must be of type {kind.__name__}, got {value!r}") from None
-    try:
-        return known[name](workers=workers, blocks=blocks, **options)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def parse_stop(text: str) -> Any:
-    """A stop rule from ``first:24``, ``deadline:2.5``, ``all`` or ``sufficient``; a comma means whichever comes first.
-
-    Examples
-    --------
-    >>> parse_stop("first:24,deadline:2.5")
-    FirstK(k=24) | Deadline(seconds=2.5)
-    """
-    from .runtime.stop import All, Deadline, FirstK, StopRule, Sufficient
-
-    rule: StopRule | None = None
-    for part in text.split(","):
-        name, _, value = part.strip().partition(":")
-        try:
-            if name == "first":
-                one: StopRule = FirstK(int(value))
-            elif name == "deadline":
-                one = Deadline(float(value))
-            elif name in ("all", "sufficient") and not value:
-                one = All() if name == "all" else Sufficient()
-            else:
-                raise UsageError(f"no stop rule {part!r}: use first:24, deadline:2.5, all or sufficient")
-        except ValueError as error:
-            raise UsageError(f"stop rule {part!r}: {error}") from None
-        rule = one if rule is None else rule | one
-    assert rule is not None
-    return rule
-
-
-def load_function(text: str) -> Any:
-    """The function MODULE:FUNCTION or FILE.py:FUNCTION; the current folder is searched for modules."""
-    place, colon, name = text.rpartition(":")
-    if not (place and colon and name):
-        raise UsageError(f"the function must be given as MODULE:FUNCTION or FILE.py:FUNCTION, got {text!r}")
-    try:
-        if place.endswith(".py"):
-            path = Path(place).resolve()
-            if not path.is_file():
-                raise UsageError(f"there is no file {place}")
-            sys.path.insert(0, str(path.parent))
-            spec = importlib.util.spec_from_file_location(f"_anyk_{path.stem}", path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-            cloudpickle.register_pickle_by_value(module)  # workers cannot import it by that name
-        else:
-            sys.path.insert(0, os.getcwd())
-            module = importlib.import_module(place)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        if os.environ.get("ANYK_DEBUG"):
-            raise
-        raise UsageError(f"cannot import {place}: {type(error).__name__}: {error}") from None
-    fn: Any = module
-    for part in name.split("."):
-        if not hasattr(fn, part):
-            raise UsageError(f"{place} has no {name!r}")
-        fn = getattr(fn, part)
-    if not callable(fn):
-        raise UsageError(f"{text} is not a function")
-    return fn
 
 
 @contextlib.contextmanager
@@ -517,7 +291,7 @@ def codes(
 
     _check_targets(json_)
     rows = []
-    for name, kind in _codes().items():
+    for name, kind in data_codes().items():
         code = parse_code(name, workers, blocks)
         options = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in ("workers", "blocks")}
         rows.append(
@@ -530,13 +304,13 @@ def codes(
                 "paper": _PAPERS[name],
             }
         )
-    for name in _GRADIENT_CODES:
+    for name in GRADIENT_CODES:
         count = workers if name.startswith("cyclic") else max(workers, blocks)
         code = parse_gradient_code(name, workers, count, stragglers=min(2, workers - 1))
         rows.append(
             {
                 "code": name,
-                "options": ", ".join(_gradient_options(name)),
+                "options": ", ".join(gradient_options(name)),
                 "exact_for": "linear" if not code.approximate else "nothing",
                 "threshold": code.threshold,
                 "blocks_mixed_per_worker": float(code.placement.sum(axis=1).mean()),
@@ -567,7 +341,7 @@ def compare(
     if not 1 <= responders <= workers:
         raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
     parsed = [
-        (parse_gradient_code if text.partition(":")[0] in _GRADIENT_CODES else parse_code)(text, workers, blocks)
+        (parse_gradient_code if text.partition(":")[0] in GRADIENT_CODES else parse_code)(text, workers, blocks)
         for text in code
     ]
     records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
@@ -666,7 +440,7 @@ def train(
             raise UsageError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
     if stragglers + liars >= workers:
         raise UsageError(f"{stragglers} stragglers and {liars} liars leave none of {workers} workers")
-    mixing = code.partition(":")[0] in _codes()
+    mixing = code.partition(":")[0] in data_codes()
     count = partitions if partitions is not None else max(1, workers // 2) if mixing else workers
     if mixing:
         chosen = parse_code(code, workers, count)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import (
+from ..codes import (
     BerrutCode,
     BerrutGradientCode,
     CyclicCode,
@@ -19,22 +19,15 @@ from .. import (
     GraphCode,
     GroupCode,
     IgnoreStragglersCode,
-    LocalWorkers,
     NullSpaceCode,
-    ShiftedExponential,
-    SimulatedWorkers,
-    Slow,
     UniversalPolynomialCode,
-    cyclic_placement,
-    locate,
-    minimum_communication,
 )
 from ..codes.base import DataCode
 from ..codes.gradient import join_chunks
 from ..errors import ApproximationWarning
-from ..placement import Placement
-from ..runtime.stop import FirstK
-from ..runtime.workers import Workers
+from ..locate import locate
+from ..placement import Placement, cyclic_placement, minimum_communication
+from ..runtime import FirstK, LocalWorkers, ShiftedExponential, SimulatedWorkers, Slow, Workers
 from ..training import Network, Training, partition_samples
 from .table import Table
 
