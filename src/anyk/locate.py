@@ -9,7 +9,7 @@ combination of the liars' columns of H and of nothing else. So the liars are the
    syndrome's span. If they collude, sets of columns are searched, the last two of each set at once; over polynomial
    codes the error-locating polynomial finds them without a search (Berlekamp and Welch, stacked over projections).
 4. Whoever is found is left out, and the rest is tested again with the smaller rounding that their own size allows:
-   small lies hide behind huge ones only until those are gone.
+   small lies hide behind huge ones only until those are gone. So columns that span all but a trifle go first.
 
 With t checks left at most t/2 liars can be told apart, over the reals as over finite fields.
 """
@@ -34,12 +34,17 @@ from .errors import TooManyErrors
 __all__ = ["locate"]
 
 _ROUNDING = 8.0  # rounding of a reply, in eps of its dtype; combining r * m terms in that dtype costs a few eps
+_STEPS = 64  # of the smallest number of a dtype, by which sums of numbers that small may be off
 _EPS = float(np.finfo(np.float64).eps)
+_TINY = float(np.finfo(np.float64).tiny)
 _CODE = 512 * _EPS  # where the terms of all messages of a column nearly cancel they lose digits, by chance
 _MATRICES = 4.0  # rounding of the code's own matrices, in units of what messages of one partition alone show
 _SLICE = 1 << 20  # entries of all replies that are looked at together
 _SIGNIFICANT = 3.0  # singular values of the syndrome above this, in units of rounding, are lies
 _KEPT = 64  # candidates of a search that are tried in full
+_GREY = 4.0  # what cannot be explained and is no larger, in units of rounding, does no harm
+_TRIFLE = 1e-4  # of a syndrome
+_PARALLEL = 1 - 1e-6  # cosine of columns that point one way
 _IMPROVED = 4  # of which the first are improved by exchanges
 
 
@@ -56,7 +61,8 @@ def locate(
     Parameters
     ----------
     code : GradientCode
-        Up to ``code.adversaries`` liars are located (in every group of a `GroupCode`).
+        Up to ``code.adversaries`` liars are located (in every group of a `GroupCode`), beside those that give
+        themselves away by NaN, infinity or another shape than the majority.
     replies : (responders, d/m) array, list of arrays, or mapping from worker to array
         Messages in the order of `responders`. In a list they may differ in shape: the minority lies.
     responders : worker indices
@@ -161,6 +167,7 @@ class _Suspects:
         self.scale, self.checks, own = _scaled[component]
         self.tolerance = _ROUNDING * float(info.eps) + _CODE + _MATRICES * own if tolerance is None else tolerance
         self.least = float(info.smallest_subnormal)
+        self.worst = 0.0  # column of the syndrome
         self.members = component.members
         self.present = np.array([worker in replies for worker in component.members.tolist()])
 
@@ -180,16 +187,20 @@ class _Suspects:
             support = None
             if allowed >= 1:
                 columns = checks[:, positions]
+                support = _dominant(syndrome, columns, allowed)
+            if allowed >= 1 and support is None:
                 candidates = itertools.chain(
                     self._algebraic(positions, allowed), _supports(syndrome, columns, allowed, self.deadline)
                 )
                 support = next((one for one in candidates if _explains(syndrome, columns, one)), None)
+            if support is None and self.worst <= _GREY:
+                return found
             if support is None:
-                raise TooManyErrors(self._complaint(syndrome, len(checks), allowed, found, already))
+                raise TooManyErrors(self._complaint(len(checks), allowed, found, already))
             found += self.members[positions[list(support)]].tolist()
             self.present[positions[list(support)]] = False
 
-    def _complaint(self, syndrome: Matrix, checks: int, allowed: int, found: list[int], already: int) -> str:
+    def _complaint(self, checks: int, allowed: int, found: list[int], already: int) -> str:
         aside = already + len(found)
         if allowed >= 1 and time.monotonic() > self.deadline:
             reason = "the time for finding liars that collude is over"
@@ -201,7 +212,7 @@ class _Suspects:
             reason = f"{checks} spare check{'s' if checks > 1 else ''} cannot tell who"
         return (
             f"the replies of {int(self.present.sum())} workers contradict one another: their checks leave "
-            f"{np.linalg.norm(syndrome, axis=0).max():.2g} times what rounding could, and {reason} ({self.code!r}"
+            f"{self.worst:.2g} times what rounding could, and {reason} ({self.code!r}"
             f"{f', {aside} liars set aside' if aside else ''}). Wait for more replies. If nobody lies, workers that "
             "hold the same partition compute different results: dropout or augmentation without a common seed, or "
             "unlike hardware (raise the tolerance)"
@@ -225,13 +236,14 @@ class _Suspects:
         count, width = len(rows[0]), max(1, _SLICE // len(rows))
         rng = np.random.default_rng()  # unpredictable, so that no lie can hide from the projection
         parts: list[Matrix] = []
+        self.worst = 0.0
         for start in range(0, count, width):
             block = np.stack([row[start : start + width] for row in rows])
             block = block.astype(np.result_type(block, np.float64))
             largest = _largest(block)
             top = largest.max(initial=0)
             usual = top * np.sqrt(np.mean((largest / (top or 1)) ** 2))
-            largest[largest == 0] = 1
+            largest = np.maximum(largest, _TINY)
             block /= largest  # first, or huge lies would overflow
             block /= scale
             again = _largest(block)
@@ -240,10 +252,12 @@ class _Suspects:
             # Terms as large as usual may have cancelled, and numbers too small for the dtype's full precision are as
             # coarse as the smallest of all.
             with np.errstate(over="ignore"):
-                floor = _ROUNDING * (_EPS * usual + self.least) / largest
+                floor = (_ROUNDING * _EPS * usual + _STEPS * self.least) / largest
             sizes = here @ block / (self.tolerance * rounding + floor)
-            contradicting = np.linalg.norm(sizes, axis=0) > 1
+            norms = np.linalg.norm(sizes, axis=0)
+            contradicting = norms > 1
             if contradicting.any():
+                self.worst = max(self.worst, float(norms.max()))
                 parts.append(sizes[:, contradicting])
         if not parts:
             return None
@@ -260,7 +274,7 @@ class _Suspects:
         of the messages: what is orthogonal to all such Q gives linear equations for E.
         """
         nodes = getattr(self.code, "alpha", None)
-        if nodes is None or len(self.checks) + self.code.replicas > self.code.workers + len(nodes):
+        if nodes is None:
             return
         x = nodes[self.members[positions]]
         degree = len(self.members) - len(self.checks)  # coefficients of the message polynomial
@@ -268,7 +282,7 @@ class _Suspects:
         rng = np.random.default_rng()
         rows = [self.replies[worker] for worker in self.members[positions].tolist()]
         projection = np.random.default_rng(rng.integers(1 << 62)).standard_normal((len(rows[0]), 8))
-        largest = max(float(_largest(row)) for row in rows) or 1.0
+        largest = max(_TINY, *(float(_largest(row)) for row in rows))
         projected = np.stack(
             [(row.astype(np.result_type(row, np.float64)) / largest) @ projection for row in rows], axis=1
         )
@@ -295,7 +309,7 @@ _scaled: weakref.WeakKeyDictionary[Component, tuple[NDArray[np.float64], Matrix,
 
 def _scale(code: GradientCode, component: Component) -> tuple[NDArray[np.float64], Matrix, float]:
     """Sizes of honest messages relative to one another, checks on messages of one size, and the code's own rounding."""
-    if code.exact_for != "linear":
+    if code.exact_for == "polynomial":
         return np.ones(len(component.members)), component.checks, 0.0
     rows = code.coefficients[component.members]
     sizes = np.sqrt(np.asarray(abs(rows).power(2).sum(axis=1))).ravel()
@@ -315,6 +329,21 @@ def _explains(syndrome: Matrix, columns: Matrix, support: Sequence[int]) -> bool
     basis = np.linalg.qr(columns[:, list(support)])[0]
     left = syndrome - basis @ (basis.conj().T @ syndrome)
     return bool(np.linalg.norm(left, axis=0).max() <= 1)
+
+
+def _dominant(syndrome: Matrix, columns: Matrix, most: int) -> tuple[int, ...] | None:
+    """Columns that span all but a trifle of the syndrome, if there are: what is left is judged once they are gone."""
+    left, values, _ = np.linalg.svd(syndrome, full_matrices=False)
+    rank = int((values > 10 * _TRIFLE * values[0]).sum())
+    if rank > most:
+        return None
+    signal, sizes = left[:, :rank], np.linalg.norm(columns, axis=0)
+    beside = columns - signal @ (signal.conj().T @ columns)
+    distance = np.where(sizes > 1e-9, np.linalg.norm(beside, axis=0) / np.where(sizes > 0, sizes, 1), np.inf)
+    nearest = np.argsort(distance)[:rank]
+    basis = np.linalg.qr(columns[:, nearest])[0]
+    rest = np.linalg.norm(syndrome - basis @ (basis.conj().T @ syndrome))
+    return tuple(nearest.tolist()) if rest <= _TRIFLE * values[rank - 1] else None
 
 
 def _supports(syndrome: Matrix, columns: Matrix, most: int, deadline: float) -> Iterator[tuple[int, ...]]:
@@ -369,24 +398,30 @@ def _collusion(
 
     With count - rank - 1 of them projected out as well, two others point one way. These and the signal span all of the
     set, so that the rest of it lies in that span. Sets are gone through in rising order, so that each is met once.
+    Where two point one way already with fewer projected out, several groups collude, each by itself: with one of them
+    added to the signal the search goes on for the others.
     """
     rank = signal.shape[1]
     beside = unit - signal @ (signal.conj().T @ unit)
     places = np.flatnonzero(usable & (np.linalg.norm(beside, axis=0) > 1e-12))
     best: list[tuple[float, tuple[int, ...]]] = []
+    groups: list[tuple[int, ...]] = []
 
     def visit(vectors: Matrix, labels: NDArray[np.intp], chosen: tuple[int, ...], depth: int) -> None:
+        sizes = np.linalg.norm(vectors, axis=0)
+        directions = vectors / np.where(sizes > 1e-9, sizes, np.inf)
+        cosines = np.abs(directions.conj().T @ directions)
+        np.fill_diagonal(cosines, 0)
+        flat = int(np.argmax(cosines))
+        cosine, some = float(cosines.flat[flat]), (*chosen, int(labels[flat // len(labels)]))
         if depth == 0:
-            sizes = np.linalg.norm(vectors, axis=0)
-            unit = vectors / np.where(sizes > 1e-9, sizes, np.inf)
-            cosines = np.abs(unit.conj().T @ unit)
-            np.fill_diagonal(cosines, 0)
-            flat = int(np.argmax(cosines))
-            first = flat // len(labels)
-            if not best or len(best) < _KEPT or cosines.flat[flat] > best[-1][0]:
-                best.append((float(cosines.flat[flat]), (*chosen, int(labels[first]))))
+            if len(best) < _KEPT or cosine > best[-1][0]:
+                best.append((cosine, some))
                 best.sort(reverse=True)
                 del best[_KEPT:]
+            return
+        if cosine > _PARALLEL:
+            groups.append(some)
             return
         for index in range(len(labels) - depth - rank):
             if time.monotonic() > deadline:
@@ -398,13 +433,20 @@ def _collusion(
                 rest = rest - np.multiply.outer(pivot, (pivot.conj() @ rest) / size)
             visit(rest, labels[index + 1 :], (*chosen, int(labels[index])), depth - 1)
 
-    if len(places) > count:
+    if len(places) > count - rank:
         # Coordinates beside the signal only: fewer numbers to move.
         basis = np.linalg.svd(beside[:, places], full_matrices=False)[0][:, : beside.shape[0] - rank]
         visit(basis.conj().T @ beside[:, places], places, (), count - rank - 1)
+    for some in [group for group in groups[:_KEPT] if len(group) == min(map(len, groups))]:
+        yield from _collusion(_spanned(signal, unit, some), unit, usable, count, deadline)
     for _, some in best:
-        span = np.linalg.qr(np.concatenate([signal, unit[:, list(some)]], axis=1))[0]
+        span = _spanned(signal, unit, some)
         distance = np.linalg.norm(unit - span @ (span.conj().T @ unit), axis=0)
         distance[~usable] = np.inf
         distance[list(some)] = np.inf
         yield *some, *np.argsort(distance)[:rank].tolist()
+
+
+def _spanned(signal: Matrix, unit: Matrix, some: Sequence[int]) -> Matrix:
+    """An orthonormal basis of the signal and some columns."""
+    return np.linalg.qr(np.concatenate([signal, unit[:, list(some)]], axis=1))[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 
 from . import blocks as _blocks
 from .codes.base import Decoder
-from .codes.gradient import GradientCode, split_chunks
+from .codes.gradient import GradientCode, rounding, shortfall, split_chunks
 from .codes.group import GroupCode
 from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
 from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode
-from .locate import locate
+from .locate import check_tolerance, locate
 from .mapping import MOST_UNASKED, Result, check_call
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
@@ -35,6 +36,7 @@ from .runtime.workers import Workers
 __all__ = ["sum"]
 
 _WARN, _REFUSE = 1e-3, 0.1  # share of the sum that rounding of the messages may cost
+_COARSE, _INEXACT = 0.6, 1e-6  # share that an approximate and an exact code may miss without a word
 _CALLER = 5  # stack level of the caller of `sum`, seen from a warning: check, use, gather, sum
 _SEARCH = 10.0  # seconds that finding liars may take in one round
 _PLACEMENTS = 4  # sets of partitions that an engine's workers keep
@@ -44,11 +46,11 @@ _PLACEMENTS = 4  # sets of partitions that an engine's workers keep
 class _Placed:
     """Partitions that have been handed to an engine; the references keep them there."""
 
-    partitions: Any  # the caller's own, so that no other object takes its identity meanwhile
+    kept: list[Any]  # the caller's own objects, so that no others take their identities meanwhile
     references: list[Any]
     numbers: list[int]
     held: dict[int, set[int]] = field(default_factory=dict)  # by worker
-    shares: dict[int, tuple[Any, dict[int, tuple[Any, list[int]]]]] = field(default_factory=dict)  # by code
+    shares: OrderedDict[GradientCode, dict[int, tuple[Any, list[int]]]] = field(default_factory=OrderedDict)
 
 
 _placed: weakref.WeakKeyDictionary[Any, OrderedDict[Any, _Placed]] = weakref.WeakKeyDictionary()
@@ -59,6 +61,8 @@ def _message(state: dict[str, Any], job: tuple[Any, ...], share: NDArray[Any], a
     fn, polynomial = job
     total: Any = None
     shape: Any = None
+    # Where all are combined alike they are added up first: contributions that cancel leave the same on every worker.
+    alike = polynomial is None and bool((share == share[0]).all())
     for partition, coefficients in zip(held, share, strict=True):
         value = fn(partition, *args)
         native, spec = _blocks.flatten(value)
@@ -79,10 +83,15 @@ def _message(state: dict[str, Any], job: tuple[Any, ...], share: NDArray[Any], a
             part = coefficients[0] * arrays[0]
         else:
             flat = arrays[0].reshape(-1) if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
-            part = coefficients @ split_chunks(flat, len(coefficients))  # in float64, rounded once below
+            # In float64, rounded once below.
+            flat = flat.astype(np.result_type(flat, np.float64), copy=False)
+            part = flat if alike else coefficients @ split_chunks(flat, len(coefficients))
         total = part if total is None else total + part
     if polynomial is not None:
         total = matrix_polynomial(polynomial, total).reshape(-1)
+    elif alike:
+        total = share[0] @ split_chunks(total, len(share[0]))
+    dtype = np.result_type(dtype, np.float32)  # half precision has no room for large coefficients
     dtype = np.result_type(dtype, np.complex64) if np.iscomplexobj(total) else dtype
     skeleton = [
         _blocks.in_library(np.empty((0, *array_shape), array_dtype), _blocks.library(leaf))
@@ -97,12 +106,13 @@ def shape_of(layout: tuple[Any, list[tuple[Any, Any]]]) -> tuple[Any, list[NDArr
     return spec, [np.broadcast_to(np.zeros((), dtype), shape) for shape, dtype in kinds]
 
 
-def _listed(partitions: Any) -> tuple[list[Any], Any]:
-    """The partitions one by one, and a key that is the same for the same objects."""
+def _listed(partitions: Any) -> tuple[list[Any], Any, list[Any]]:
+    """The partitions one by one, a key that is the same for the same objects, and the objects that it is made of."""
     if isinstance(partitions, Iterator):
         raise BlocksError(f"partitions: got a {type(partitions).__name__}; put them into a list first")
     if isinstance(partitions, list):
-        return partitions, ("list", *map(id, partitions))
+        kept = list(partitions)  # the caller may change the list
+        return kept, ("list", *map(id, kept)), kept
     if isinstance(partitions, tuple | dict) or hasattr(partitions, "shape"):
         leaves, spec = optree.tree_flatten(partitions)
         if not leaves or any(getattr(leaf, "ndim", 0) == 0 for leaf in leaves):
@@ -114,9 +124,9 @@ def _listed(partitions: Any) -> tuple[list[Any], Any]:
         if len(counts) > 1:
             raise BlocksError(f"partitions: the leading axes must be equally long, got {sorted(counts)}")
         listed = [optree.tree_unflatten(spec, [leaf[k] for leaf in leaves]) for k in range(counts.pop())]
-        return listed, ("arrays", *map(id, leaves))
+        return listed, ("arrays", spec, *map(id, leaves)), leaves
     if isinstance(partitions, Sequence) and not isinstance(partitions, str | bytes):
-        return list(partitions), ("sequence", id(partitions))
+        return list(partitions), ("sequence", id(partitions)), [partitions]
     raise BlocksError(f"partitions must be a list, or arrays with a leading axis, got {type(partitions).__name__}")
 
 
@@ -128,11 +138,11 @@ def _numbers(value: Any) -> int:
     )
 
 
-def _place(engine: Workers, partitions: Any, listed: list[Any], key: Any) -> _Placed:
+def _place(engine: Workers, listed: list[Any], key: Any, kept: list[Any]) -> _Placed:
     known = _placed.setdefault(engine, OrderedDict())
     if key not in known:
         references = [engine.publish(partition) for partition in listed]
-        known[key] = _Placed(partitions, references, [_numbers(partition) for partition in listed])
+        known[key] = _Placed(kept, references, [_numbers(partition) for partition in listed])
         while len(known) > _PLACEMENTS:
             known.popitem(last=False)
     known.move_to_end(key)
@@ -143,8 +153,14 @@ def _default_code(workers: Any, count: int) -> GradientCode:
     n = workers if isinstance(workers, int) else len(workers) if workers is not None else count
     if workers is None and n > MOST_UNASKED:
         raise ValueError(f"{count} partitions would start {n} processes: pass workers=, or group the partitions")
-    copies = min(2, n)
-    return GroupCode(n, count, replicas=copies, stragglers=copies - 1)
+    return _two_copies(n, count)
+
+
+@functools.lru_cache(maxsize=16)
+def _two_copies(workers: int, partitions: int) -> GroupCode:
+    """Kept, with its decoders, for the next round."""
+    copies = min(2, workers)
+    return GroupCode(workers, partitions, replicas=copies, stragglers=copies - 1)
 
 
 def sum(
@@ -215,14 +231,16 @@ def sum(
     >>> import anyk
     >>> code = anyk.NullSpaceCode(anyk.cyclic_placement(8, 8, 5), stragglers=2, adversaries=1)
     >>> data = np.arange(24.0).reshape(8, 3)
+    >>> faults = {1: anyk.Raise(), 6: anyk.Corrupt("negate")}
     >>> with anyk.ThreadWorkers(8) as workers:
-    ...     total = anyk.sum(np.square, data, code, workers, faults={1: anyk.Raise(), 6: anyk.Corrupt("negate")})
+    ...     total = anyk.sum(np.square, data, code, workers, stop=anyk.All(), faults=faults)
     >>> np.round(total.value, 6), total.run.liars
     (array([1260., 1436., 1628.]), (6,))
     """
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple of further arguments, got {args!r}")
-    listed, key = _listed(partitions)
+    check_tolerance(tolerance)
+    listed, key, kept = _listed(partitions)
     if not listed:
         raise BlocksError("partitions: there are none")
     if isinstance(workers, np.integer):
@@ -243,6 +261,7 @@ def sum(
             f"{chosen!r} needs {chosen.threshold} answers, but only {len(chosen.active)} workers hold a partition"
         )
     exposed: set[int] = set()
+    answered: set[int] = set()
     with ExitStack() as stack:
         bar = progress_bar(progress, chosen.workers)
         if bar is not None:
@@ -252,14 +271,24 @@ def sum(
             if event.kind == "failed" and str(event.detail).startswith("returned "):
                 assert event.worker is not None
                 exposed.add(event.worker)
+            elif event.kind == "answered":
+                assert event.worker is not None
+                answered.add(event.worker)
+            elif event.kind == "restarted":
+                assert event.worker is not None
+                for placement in _placed[engine].values():
+                    placement.held.pop(event.worker, None)
             for listener in (on_event, bar):
                 if listener is not None:
                     listener(event)
 
         engine = workers if isinstance(workers, Workers) else stack.enter_context(LocalWorkers(chosen.workers))
         stack.enter_context(alone(engine))
-        placed = _place(engine, partitions, listed, key)
-        shares = placed.shares.setdefault(id(chosen), (chosen, {}))[1]
+        placed = _place(engine, listed, key, kept)
+        shares = placed.shares.setdefault(chosen, {})
+        placed.shares.move_to_end(chosen)
+        while len(placed.shares) > _PLACEMENTS:
+            placed.shares.popitem(last=False)
         polynomial = chosen.polynomial if isinstance(chosen, PolynomialOfSumCode) else None
         job = engine.publish((fn, polynomial))
         parameters = engine.publish(args)
@@ -278,10 +307,16 @@ def sum(
                 there.update(mine)
                 yield worker, _message, (job, share, parameters, *(placed.references[k] for k in mine))
 
+        def sufficient(who: Collection[int]) -> bool:
+            # Whoever has answered and is not among them has sent another shape than the majority.
+            return chosen.sufficient(who, exposed | (answered - set(who)) if chosen.adversaries else ())
+
         deadline = math.inf
 
         def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
             nonlocal deadline
+            if not replies:
+                raise error("nobody answered")
             begun = time.perf_counter()
             deadline = min(deadline, time.monotonic() + _SEARCH)
             messages = {worker: reply.arrays[0].reshape(-1) for worker, reply in replies.items()}
@@ -295,8 +330,9 @@ def sum(
             except TooFewResponders as short:
                 raise error(str(short)) from None
             honest = [messages[worker] for worker in run.responders]
-            _check(decoder, honest[0].dtype)
-            value = _restore(decoder.matrix, honest, skeleton, chosen)
+            enough = chosen.sufficient([*run.responders, *lying], exposed)
+            _check(decoder, honest, enough)
+            value = _restore(decoder.matrix, honest, skeleton)
             received = int(np.sum([message.size for message in messages.values()]))
             run.traffic = Traffic(sent[0], received, sent[1])
             run.decode_seconds = time.perf_counter() - begun
@@ -307,7 +343,7 @@ def sum(
             chosen.active,
             send,
             rule,
-            lambda who: chosen.sufficient(who, exposed),
+            sufficient,
             faults=faults,
             notify=notify,
             use=use,
@@ -315,7 +351,7 @@ def sum(
         return result
 
 
-def _restore(matrix: NDArray[Any], messages: list[NDArray[Any]], like: Reply, code: GradientCode) -> Any:
+def _restore(matrix: NDArray[Any], messages: list[NDArray[Any]], like: Reply) -> Any:
     """The chunks of the sum, put together again as what the function returned."""
     first = messages[0]
     leaf = _blocks.Leaf(messages, first.shape, first.dtype, first)
@@ -328,34 +364,41 @@ def _restore(matrix: NDArray[Any], messages: list[NDArray[Any]], like: Reply, co
         part = flat[offset : offset + size].reshape(shape)
         if np.iscomplexobj(part) and not np.iscomplexobj(array):  # complex codes of real data
             part = part.real
-        leaves.append(_blocks.from_numpy(part.astype(array.dtype), native))
+        with np.errstate(over="ignore"):
+            total = part.astype(array.dtype)
+        if not _blocks.finite(total):
+            raise UnsafeDecode(f"the sum exceeds the range of {array.dtype}: compute in a higher precision")
+        leaves.append(_blocks.from_numpy(total, native))
         offset += size
     return optree.tree_unflatten(like.spec.children()[1], leaves)
 
 
-def _check(decoder: Decoder, dtype: np.dtype[Any]) -> None:
-    """Warn of an approximate sum and of a noticeable loss by rounding, refuse where it eats the sum."""
-    code, count = decoder.code, len(decoder.responders)
+def _check(decoder: Decoder, messages: list[NDArray[Any]], enough: bool) -> None:
+    """Warn of an approximate sum, of liars that could not show and of rounding; refuse where it eats the sum."""
+    code, workers, dtype = decoder.code, decoder.responders, messages[0].dtype
     assert isinstance(code, GradientCode)
-    root = math.sqrt(code.partitions)
-    loss = float(np.finfo(dtype).eps) * float(np.linalg.norm(decoder.matrix, axis=1).max()) / root
-    figures = f"{code!r}, {count} responders, noise amplification {decoder.noise_amplification:.3g}"
-    if not loss < _REFUSE:
+    linear = not isinstance(code, PolynomialOfSumCode)
+    missed = shortfall(code, decoder.matrix, workers)
+    loss = float(np.finfo(dtype).eps) * rounding(code, decoder.matrix, workers) if linear else 0.0
+    figures = f"{code!r}, {len(workers)} responders, noise amplification {decoder.noise_amplification:.3g}"
+    if not loss < _REFUSE or not (missed < _REFUSE or code.approximate or not enough):
         raise UnsafeDecode(
-            f"decoding would amplify the rounding of {dtype} messages to {loss:.1e} of the sum ({figures}): wait for "
-            "more workers, compute in a higher precision, or use a code with more replicas"
+            f"decoding would amplify the rounding of {dtype} messages to {max(loss, missed):.1e} of the sum "
+            f"({figures}): wait for more workers, compute in a higher precision, or use a code with more replicas"
         )
     if loss > _WARN:
-        warnings.warn(
-            ApproximationWarning(f"rounding of {dtype} messages may cost {loss:.1e} of the sum ({figures})"),
-            stacklevel=_CALLER,
+        _warn(f"rounding of {dtype} messages may cost {loss:.1e} of the sum ({figures})")
+    if missed > (_COARSE if code.approximate else _INEXACT):
+        _warn(
+            f"{len(workers)} answers are too few for an exact sum: the estimate is off by about {missed:.2g} of the "
+            f"sum where partial results are unlike one another, 1 being no answer at all ({figures})"
         )
-    if count < code.threshold and not code.approximate and code.approximates(decoder.responders):
-        off = decoder.residual / math.sqrt(code.partitions * code.chunks)
-        warnings.warn(
-            ApproximationWarning(
-                f"{count} answers are too few for an exact sum: the estimate by least squares is off by about "
-                f"{off:.2g} of the sum where partial results are unlike one another ({figures})"
-            ),
-            stacklevel=_CALLER,
+    elif code.adversaries and not enough:
+        _warn(
+            f"{len(workers)} answers are enough for a sum but not for finding {code.adversaries} liars among them: "
+            f"none of them may lie ({figures})"
         )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER + 1)

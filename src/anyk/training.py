@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +122,7 @@ def _partial(
     return {"loss": share * loss, "gradient": [share * g for g in gradients]}
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Training:
     """Stochastic gradient descent with momentum on coded gradients.
 
@@ -221,8 +222,10 @@ class Training:
         """Write everything that a resumed run needs: weights, velocity, round and seed."""
         arrays = {f"weight_{i}": w for i, w in enumerate(self.weights)}
         arrays |= {f"velocity_{i}": v for i, v in enumerate(self.velocity)}
-        with Path(path).open("wb") as file:
+        unfinished = Path(f"{path}.part")  # a crash must not take the last checkpoint with it
+        with unfinished.open("wb") as file:
             np.savez(file, round=self.round, seed=self.seed, **arrays)  # type: ignore[arg-type]
+        unfinished.replace(path)
 
     def load(self, path: str | Path) -> None:
         """Continue where `save` left off.
@@ -237,9 +240,9 @@ class Training:
                 weights = [saved[f"weight_{i}"] for i in range(len(self.weights))]
                 velocity = [saved[f"velocity_{i}"] for i in range(len(self.weights))]
                 round, seed = int(saved["round"]), int(saved["seed"])
-        except (KeyError, ValueError, EOFError) as error:
+        except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is not a checkpoint of this training: {error}") from None
         shapes = [w.shape for w in weights]
-        if shapes != [w.shape for w in self.weights]:
+        if not shapes == [v.shape for v in velocity] == [w.shape for w in self.weights]:
             raise ValueError(f"{path} holds weights of shapes {shapes}, not those of {self.network}")
         self.weights, self.velocity, self.round, self.seed = weights, velocity, round, seed

@@ -66,6 +66,8 @@ class BerrutGradientCode(GradientCode):
         for name, value in {"placement": placement, "stragglers": stragglers, "adversaries": adversaries}.items():
             object.__setattr__(self, name, value)
         self._check_placement()
+        if decoding is not None and decoder not in ("least-squares", decoding):
+            raise TypeError(f"decoder={decoder!r} and decoding={decoding!r} are one thing under two names")
         object.__setattr__(self, "decoding", decoder if decoding is None else decoding)
         object.__setattr__(self, "chunks", resolve_chunks(self, chunks))
         check_decoding(self.decoding)

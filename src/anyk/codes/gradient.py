@@ -14,6 +14,7 @@ system as small as the number of checks, not of workers. Checks that are left ov
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,15 +25,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from ..errors import PlacementError
+from ..errors import ApproximationWarning, PlacementError, UnsafeDecode
 from ..placement import as_placement, chunks_for
 from .base import Code, Exactness, Matrix
 
-__all__ = ["Component", "GradientCode", "join_chunks", "split_chunks"]
+__all__ = [
+    "Component",
+    "GradientCode",
+    "check_rounding",
+    "join_chunks",
+    "message_sizes",
+    "rounding",
+    "shortfall",
+    "split_chunks",
+]
 
 _DENSE = 1 << 24  # entries; beyond, the generator stays sparse
 _CUTOFF = 1e-10  # singular values, relative to the largest, that least squares below the threshold takes for zero
 _SOLVED = 1e-7  # relative residual of weights that count as exact
+_WARN, _REFUSE = 1e-6, 0.1  # share of the answer that rounding in float64 costs
+_CALLER = 5  # stack level of the caller of `decoder`
 _VANISHED = 1e-13  # singular values of some columns of orthonormal checks that are zero but for rounding
 _ROUNDED = 1e-13  # what rounding leaves of a system, relative to its solution
 
@@ -119,7 +131,8 @@ class GradientCode(Code):
     Attributes
     ----------
     placement : (workers, partitions) bool
-        Who holds which partition.
+        Who holds which partition. Codes without a free placement have fields of the same names as the properties here;
+        ``field()`` without a default keeps a dataclass from taking the property for one.
     stragglers, adversaries : int
         Any so many workers need not answer, and any so many others may lie.
     """
@@ -146,8 +159,8 @@ class GradientCode(Code):
         seed = getattr(self, "rng", 0)
         if isinstance(seed, np.random.Generator):  # a value, so that equal codes are equal
             object.__setattr__(self, "rng", int(seed.integers(1 << 63)))
-        elif isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise TypeError(f"rng must be an integer or a numpy.random.Generator, got {seed!r}")
+        elif isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise TypeError(f"rng must be an integer, at least 0, or a numpy.random.Generator, got {seed!r}")
 
     @cached_property
     def workers(self) -> int:  # type: ignore[override]
@@ -174,10 +187,24 @@ class GradientCode(Code):
         """N - s answers, among which `adversaries` liars can still be told; N without workers that hold nothing."""
         return max(len(self.active) - self.stragglers, 1)
 
+    @cached_property
+    def _busy(self) -> frozenset[int]:
+        return frozenset(self.active)
+
+    @property
+    def _needed(self) -> int:
+        """Answers of workers that hold something, of which any so many are enough."""
+        return max(min(self.threshold, len(self.active) - self.stragglers), 1)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the sum is an estimate, whoever answers."""
+        return False
+
     @property
     def exact_for(self) -> Exactness:
         """The sum is a linear function of the partial results."""
-        return "linear"
+        return "nothing" if self.approximate else "linear"
 
     @cached_property
     def active(self) -> tuple[int, ...]:
@@ -248,20 +275,22 @@ class GradientCode(Code):
 
     def sufficient(self, responders: Iterable[int], exposed: Iterable[int] = ()) -> bool:
         """Whether these answers are enough, adversaries among them; those `exposed` already are as good as answers."""
-        return len(set(responders)) >= self.threshold - min(self.adversaries, len(set(exposed)))
+        useful = self._busy.intersection(responders)
+        return len(useful) >= self._needed - min(self.adversaries, len(set(exposed)))
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Whether these responders leave a residual."""
         decoder = self.decoder(responders)
-        return bool(
-            decoder.residual > _SOLVED * max(1.0, decoder.lebesgue_constant * 1e-6) * math.sqrt(self.partitions)
-        )
+        return shortfall(self, decoder.matrix, decoder.responders) > _WARN
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         # Checks of an approximate code may hold only nearly, and the weights that they give be enormous.
         weights = None if self.approximate else self._exact_weights(responders)
         if weights is None:
-            return least_squares_sum(self._rows(responders.tolist()), self.target)
+            matrix = least_squares_sum(self._rows(responders.tolist()), self.target)
+            if not self.approximate and GradientCode.sufficient(self, responders.tolist()):  # exact on paper
+                check_rounding(self, matrix, responders)
+            return matrix
         return np.ascontiguousarray(weights[:, responders])
 
     def _exact_weights(self, responders: NDArray[np.intp]) -> Matrix | None:
@@ -312,6 +341,40 @@ def _brief(value: Any) -> str:
     return repr(value)
 
 
+def message_sizes(code: GradientCode, workers: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float64]:
+    """Sizes of honest messages relative to one another: the norms of the workers' rows of G."""
+    squares = abs(code._rows(np.asarray(workers).tolist())).power(2).sum(axis=1)
+    sizes = np.sqrt(np.asarray(squares)).ravel()
+    return np.where(sizes > 0, sizes, 1.0)
+
+
+def rounding(code: GradientCode, matrix: Matrix, workers: Sequence[int] | NDArray[np.intp]) -> float:
+    """How much of the sum one eps of rounding in every message costs, where partial results are unlike one another."""
+    return float(np.linalg.norm(matrix * message_sizes(code, workers), axis=1).max()) / math.sqrt(code.partitions)
+
+
+def shortfall(code: GradientCode, matrix: Matrix, workers: Sequence[int] | NDArray[np.intp]) -> float:
+    """Share of the sum that these weights miss, where partial results are unlike one another: 1 for no answer."""
+    difference = matrix @ code._rows(np.asarray(workers).tolist()) - code.target
+    return float(np.linalg.norm(difference, axis=1).max()) / math.sqrt(code.partitions)
+
+
+def check_rounding(code: GradientCode, matrix: Matrix, responders: NDArray[np.intp]) -> None:
+    """Warn or refuse where rounding in float64 spoils an answer that is exact on paper."""
+    amplification, missed = rounding(code, matrix, responders), shortfall(code, matrix, responders)
+    loss = max(missed, amplification * float(np.finfo(np.float64).eps))
+    if loss < _WARN:
+        return
+    text = (
+        f"rounding in float64 costs {loss:.1e} of the sum with {len(responders)} of {code.workers} workers: noise is "
+        f"amplified {amplification:.1e} times and the weights miss {missed:.1e} of the sum ({code!r}); NullSpaceCode "
+        "is as short and well conditioned"
+    )
+    if not loss < _REFUSE:
+        raise UnsafeDecode(text)
+    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER)
+
+
 def null_checks(columns: Matrix) -> Matrix:
     """Orthonormal rows that vanish on every column of an (n, rank) matrix: (n - rank, n)."""
     full = np.linalg.qr(columns, mode="complete")[0]
@@ -321,8 +384,8 @@ def null_checks(columns: Matrix) -> Matrix:
 def least_squares_sum(rows: Any, target: Matrix) -> Matrix:
     """The D that makes ||D rows - target|| least, of least norm; `rows` sparse, one for each responder."""
     dense = rows.toarray()
-    if dense.size > _DENSE:  # the Gram matrix is as large as the responders only
-        gram = dense @ dense.conj().T
-        return np.asarray(target @ dense.conj().T @ np.linalg.pinv(gram, rcond=_CUTOFF, hermitian=True))
+    if dense.size > _DENSE:  # singular values of the small factor only
+        q, r = np.linalg.qr(dense.T)
+        return np.ascontiguousarray(np.linalg.lstsq(r, q.conj().T @ target.T, rcond=_CUTOFF)[0].T)
     solution = np.linalg.lstsq(dense.T, target.T, rcond=_CUTOFF)[0]
     return np.ascontiguousarray(solution.T)

@@ -70,7 +70,8 @@ class GroupCode(GradientCode):
     speeds : sequence of float, optional
         Workers of like speed share a group, and groups hold partitions in proportion to their speed.
     sizes : sequence of int, optional
-        Sizes of the groups, each at least `replicas`, in the order of the workers. Default: as equal as possible.
+        Sizes of the groups, each at least `replicas`, in the order of the workers (of rising speed,
+        with `speeds`). Default: as equal as possible.
     rng : int
         Seed of the draws of the code within a group.
 
@@ -114,7 +115,11 @@ class GroupCode(GradientCode):
         for name in ("speeds", "sizes"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(np.asarray(getattr(self, name)).tolist()))
-        if self.speeds is not None and (len(self.speeds) != self.workers or not all(s > 0 for s in self.speeds)):
+        if self.sizes is not None and not all(isinstance(size, int) for size in self.sizes):
+            raise TypeError(f"sizes must be integers, got {self.sizes}")
+        if self.speeds is not None and (
+            len(self.speeds) != self.workers or not all(0 < speed < math.inf for speed in self.speeds)
+        ):
             raise PlacementError(f"speeds must hold one positive number for each of {self.workers} workers")
         if self.sizes is not None and (sum(self.sizes) != self.workers or min(self.sizes) < self.replicas):
             raise PlacementError(

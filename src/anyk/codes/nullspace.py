@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
-from threadpoolctl import threadpool_limits
 
+from ..blocks import one_blas_thread
 from ..placement import chunks_for
 from .base import Matrix
 from .gradient import Component, GradientCode
@@ -102,7 +102,7 @@ class NullSpaceCode(GradientCode):
         random, contiguous = self._probes(rng)
         sweeps = _SWEEPS if n <= _LONG else _SWEEPS // 2
         best: tuple[float, _Draw] | None = None
-        with threadpool_limits(1, "blas"):
+        with one_blas_thread():
             for _ in range(int(np.clip(30_000 // (n * max(count, 1)), 1, 16))):
                 draw = self._draw(harmonic_checks(count, n, rng), rng, sweeps)
                 # The worst of many random sets is a matter of luck; the ninth decile tells how bad others will be.

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import PlacementError, TooFewResponders, UnsafeDecode
 from .base import Exactness, Matrix
-from .gradient import Component, GradientCode, null_checks
-from .universal import check_rounding, universal_coefficients
+from .gradient import Component, GradientCode, check_rounding, null_checks
+from .universal import universal_coefficients
 
 __all__ = ["PolynomialOfSumCode", "matrix_polynomial"]
 

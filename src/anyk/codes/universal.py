@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,15 +12,12 @@ import numpy as np
 from numpy.polynomial.chebyshev import chebvander
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ApproximationWarning, PlacementError, UnsafeDecode
+from ..errors import PlacementError
 from ..placement import chunks_for
 from .base import Matrix
-from .gradient import Component, GradientCode, null_checks
+from .gradient import Component, GradientCode, check_rounding, null_checks
 
-__all__ = ["UniversalPolynomialCode", "berrut_weights", "check_rounding", "interleaved", "universal_coefficients"]
-
-_WARN, _REFUSE = 1e-6, 0.1  # share of the answer that rounding in float64 costs
-_CALLER = 5
+__all__ = ["UniversalPolynomialCode", "berrut_weights", "interleaved", "universal_coefficients"]
 
 
 def universal_coefficients(placement: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> NDArray[Any]:
@@ -145,6 +141,8 @@ class UniversalPolynomialCode(GradientCode):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._check_placement()
+        if decoding is not None and decoder not in ("least-squares", decoding):
+            raise TypeError(f"decoder={decoder!r} and decoding={decoding!r} are one thing under two names")
         object.__setattr__(self, "decoding", decoder if decoding is None else decoding)
         object.__setattr__(self, "chunks", resolve_chunks(self, chunks))
         if self.nodes not in ("interleaved", "literal", "circle"):
@@ -223,23 +221,3 @@ def check_decoding(decoding: str) -> None:
     """Refuse decoders that do not exist."""
     if decoding not in ("least-squares", "berrut"):
         raise ValueError(f"decoder must be 'least-squares' or 'berrut', got {decoding!r}")
-
-
-def check_rounding(code: GradientCode, matrix: Matrix, responders: NDArray[np.intp]) -> None:
-    """Warn or refuse where rounding in float64 spoils an answer that is exact on paper."""
-    rows = code._rows(responders.tolist())
-    sizes = np.sqrt(np.asarray(abs(rows).power(2).sum(axis=1)).ravel())
-    root = math.sqrt(code.partitions)
-    amplification = float(np.linalg.norm(matrix * sizes, axis=1).max()) / root
-    residual = float(np.linalg.norm(matrix @ rows - code.target, axis=1).max()) / root
-    loss = max(residual, amplification * np.finfo(np.float64).eps)
-    if loss < _WARN:
-        return
-    text = (
-        f"rounding in float64 costs {loss:.1e} of the sum with {len(responders)} of {code.workers} workers: noise is "
-        f"amplified {amplification:.1e} times and the weights leave a residual of {residual:.1e} ({code!r}); "
-        "NullSpaceCode is as short and well conditioned"
-    )
-    if not loss < _REFUSE:
-        raise UnsafeDecode(text)
-    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER)

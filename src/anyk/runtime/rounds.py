@@ -314,13 +314,17 @@ class _Round:
             self.hear(arrived)
 
     def another(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
-        """Wait for one more reply than the rule asked for, within its time; False if none comes."""
+        """Wait for one more reply than the rule asked for; False if none comes in as much time as one may take.
+
+        That is three times as long as the latest took, at least a second, and never past a deadline of the rule's own.
+        """
         before = len(self.best)
-        rule: StopRule = FirstK(before + 1)
-        limits = stop.wakeups()
-        if limits:
-            rule = rule | Deadline(min(limits))
-        self.wait(rule, sufficient)
+        limit = self.elapsed() + max(_PATIENCE, 3 * max(self.run.answered_at.values(), default=0.0))
+        for at in stop.wakeups():
+            if stop.met(Progress((), self.pending, at, lambda _: False)):
+                limit = min(limit, at)
+        if limit > self.elapsed():
+            self.wait(FirstK(before + 1) | Deadline(limit), sufficient)
         return len(self.best) > before
 
     def finish(self, stop: StopRule) -> str | None:
@@ -444,13 +448,6 @@ def gather(
     """
     current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify)
     _rounds[workers] = current.number + 1
-    try:
-        current.begin(stop, sufficient)
-        met = current.wait(stop, sufficient)
-    except BaseException as reason:
-        if not isinstance(reason, Exception):  # Ctrl-C, perhaps in the middle of sending or reading: trust nobody
-            current.abandon()
-        raise
     arrived: dict[int, Reply] = {}
 
     def copies() -> dict[int, Any]:
@@ -460,6 +457,8 @@ def gather(
         return shortfall(current.run, copies(), current.failures, why)
 
     try:
+        current.begin(stop, sufficient)
+        met = current.wait(stop, sufficient)
         while True:
             rivals = current.finish(stop)
             arrived = {worker: current.best[worker] for worker in sorted(current.best)}
@@ -475,6 +474,10 @@ def gather(
     except RoundError as failure:
         if failure.run is None:
             failure.run, failure.arrived = current.run, copies()
+        raise
+    except BaseException as reason:
+        if not isinstance(reason, Exception):  # Ctrl-C, perhaps in the middle of sending or reading: trust nobody
+            current.abandon()
         raise
     finally:
         current.tell("ended")
