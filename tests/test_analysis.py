@@ -9,7 +9,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anyk import BerrutCode, LagrangeCode, RepetitionCode, UncodedCode
+from anyk import (
+    BerrutCode,
+    CyclicCode,
+    CyclicMDSCode,
+    FractionalRepetitionCode,
+    GraphCode,
+    GroupCode,
+    IgnoreStragglersCode,
+    LagrangeCode,
+    NullSpaceCode,
+    PolynomialOfSumCode,
+    RepetitionCode,
+    UncodedCode,
+    UniversalPolynomialCode,
+    cyclic_placement,
+)
 from anyk.analysis import Figures, Spread, compare, figures, sample_responders
 
 steady = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -137,3 +152,98 @@ def test_compare_keeps_the_order():
 def test_spread():
     assert Spread.of([1.0, 2.0, 6.0]) == Spread(3.0, 2.0, 6.0)
     assert math.isnan(Spread.of([]).worst)
+
+
+# Gradient codes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "size"),
+    [
+        (NullSpaceCode(cyclic_placement(8, 12, 5), 2, 1), 6),
+        (GroupCode(8, 8, 4, 2), 5),
+        (CyclicMDSCode(8, 2), 6),
+        (UniversalPolynomialCode(cyclic_placement(8, 8, 5), 3, nodes="circle"), 6),
+        (FractionalRepetitionCode(8, 8, 1), 5),
+        (GraphCode(8, 8, 2, graph="bernoulli", rng=1), 1),
+    ],
+)
+def test_figures_of_gradient_codes(code, size):
+    table = figures(code, size, trials=70)
+    rows = []
+    for subset in itertools.combinations(range(8), size):
+        d = code.decoder(subset).matrix
+        ones = np.tile(np.eye(code.chunks), code.partitions)
+        off = np.linalg.norm(d @ code.generator[list(subset)] - ones)
+        rows.append([off, (np.abs(d) ** 2).sum() / code.chunks, np.abs(d).sum(axis=1).max()])
+    for k, name in enumerate(("residual", "noise_amplification", "lebesgue_constant")):
+        spread, column = getattr(table, name), np.array(rows)[:, k]
+        expected = (column.mean(), np.median(column), column.max())
+        assert (spread.mean, spread.median, spread.worst) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert table.failures == 0
+    assert table.condition.worst >= 1
+    assert table.blocks == code.partitions
+    assert json.loads(json.dumps(table.as_dict())) == table.as_dict()
+
+
+def test_traffic_and_load_of_gradient_codes():
+    tables = compare(
+        [
+            NullSpaceCode(cyclic_placement(12, 12, 6), 2, 1),
+            GroupCode(12, 24, 6, 2, 1),
+            CyclicCode(12, 3),
+            CyclicMDSCode(12, 4),
+            FractionalRepetitionCode(12, 12, 2),
+            IgnoreStragglersCode(12, 24, 2),
+            PolynomialOfSumCode(cyclic_placement(12, 12, 10), [0, 0, 0, 1], 2, 1),
+        ],
+        responders=10,
+        trials=66,
+    )
+    # A message in gradients, and partitions held: by each worker, on average; a complex number counts twice.
+    assert [table.traffic for table in tables] == [1 / 2, 1 / 2, 1, 2, 1, 1, 1]
+    assert [table.load for table in tables] == [6, 12, 4, 5, 3, 2, 10]
+    assert [table.blocks for table in tables] == [12, 24, 12, 12, 12, 24, 12]
+    assert [table.exact_for for table in tables] == ["linear"] * 5 + ["nothing", "polynomial"]
+    worst = [table.residual.worst for table in tables]
+    assert max(worst[:5] + worst[6:]) < 1e-6
+    assert worst[5] == pytest.approx(math.sqrt(24 * 2 / 10))
+
+
+def test_sparse_generators_have_figures():
+    code = NullSpaceCode(cyclic_placement(2049, 2049, 12), 8)
+    assert not isinstance(code.generator, np.ndarray)
+    table = figures(code, 2041, trials=3)
+    assert (table.load, table.traffic, table.blocks) == (12.0, 0.25, 2049)
+    assert table.residual.worst < 1e-6
+
+
+def test_what_rounding_would_spoil_counts_as_a_failure():
+    code = UniversalPolynomialCode(cyclic_placement(50, 50, 10), 5, nodes="literal")
+    table = figures(code, 45, trials=20)
+    assert table.failures == 1.0
+    assert math.isnan(table.residual.worst)
+
+
+def test_what_rounding_does_spoil_is_in_the_figures_without_warnings():
+    code = UniversalPolynomialCode(cyclic_placement(30, 30, 6), 3, nodes="literal")
+    table = figures(code, 27, trials=20)
+    assert table.failures == 0.0
+    assert 1e-8 < table.residual.median < 1e-2
+
+
+def test_too_few_answers_for_a_polynomial_count_as_a_failure():
+    code = PolynomialOfSumCode(cyclic_placement(12, 12, 10), [0, 0, 0, 1], 2, 1)
+    assert figures(code, 6, trials=20).failures == 1.0
+    assert figures(code, 7, trials=20).failures == 0.0
+
+
+def test_answers_that_say_nothing_have_figures():
+    """Workers without a partition: weights of zero, whose condition was an error."""
+    placement = np.zeros((4, 2), bool)
+    placement[:2] = True
+    table = figures(NullSpaceCode(placement, 1), 2)
+    assert table.sets == 6
+    assert table.residual.worst == pytest.approx(math.sqrt(2))
+    assert table.condition.worst == 1.0
+    assert table.noise_amplification.mean == pytest.approx((1 + 4 * 2 + 0) / 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codes.base import Code
-from .errors import TooFewResponders
+from .codes.gradient import GradientCode
+from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
 
 __all__ = ["Figures", "Spread", "compare", "figures", "sample_responders"]
 
@@ -49,14 +51,14 @@ class Figures:
     sets : int
         How many responder sets were tried.
     failures : float
-        Fraction of the sets that cannot be decoded. The spreads below are over the others.
+        Fraction of the sets that cannot be decoded, or not in float64. The spreads below are over the others.
     residual, noise_amplification, lebesgue_constant, condition : Spread
         As in `Decoder`.
     traffic : float
         What a worker sends, in replies of one whole block (or gradient); complex codes send twice as much.
     load : float
-        Blocks (or partitions) that a worker's row of the generator combines, on average over all workers: storage and
-        compute where the work precedes the combination, the cost of encoding where it follows.
+        Blocks that a worker's row of the generator combines, or partitions that it holds, on average over all workers:
+        storage and compute where the work precedes the combination, the cost of encoding where it follows.
     """
 
     code: str
@@ -135,25 +137,28 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
     for subset in subsets:
         count += 1
         try:
-            decoder = code.decoder(subset)
-        except TooFewResponders:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ApproximationWarning)  # the figures say so themselves
+                decoder = code.decoder(subset)
+        except (TooFewResponders, UnsafeDecode):
             continue
         rows.append([getattr(decoder, name) for name in _OF_DECODERS])
     spreads = [Spread.of([row[column] for row in rows]) for column in range(len(_OF_DECODERS))]
-    generator = code.generator
-    chunks = int(getattr(code, "chunks", 1))  # gradient codes cut a reply into chunks, each with its own columns
+    # Gradient codes cut a reply into chunks, each with its own columns of a generator that may be sparse.
+    chunks = code.chunks if isinstance(code, GradientCode) else 1
+    combined = code.placement if isinstance(code, GradientCode) else code.generator
     return Figures(
         code=repr(code),
         workers=code.workers,
-        blocks=generator.shape[1] // chunks,
+        blocks=combined.shape[1],
         responders=responders,
         threshold=code.threshold,
         exact_for=code.exact_for,
         sets=count,
         failures=(count - len(rows)) / count,
         **dict(zip(_OF_DECODERS, spreads, strict=True)),
-        traffic=(2 if np.iscomplexobj(generator) else 1) / chunks,
-        load=float(np.count_nonzero(generator) / chunks / code.workers),
+        traffic=(2 if np.iscomplexobj(code._rows([0])) else 1) / chunks,
+        load=float(np.count_nonzero(combined) / code.workers),
     )
 
 

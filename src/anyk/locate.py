@@ -246,13 +246,13 @@ class _Suspects:
             largest = np.maximum(largest, _TINY)
             block /= largest  # first, or huge lies would overflow
             block /= scale
-            again = _largest(block)
-            block /= np.where(again > 0, again, 1)
+            again = np.maximum(_largest(block), _TINY)
+            block /= again
             rounding = np.sqrt(len(checks) * np.mean(np.abs(block) ** 2, axis=0)) + 0.25
             # Terms as large as usual may have cancelled, and numbers too small for the dtype's full precision are as
             # coarse as the smallest of all.
             with np.errstate(over="ignore"):
-                floor = (_ROUNDING * _EPS * usual + _STEPS * self.least) / largest
+                floor = (_ROUNDING * _EPS * usual + _STEPS * self.least) / largest / again
             sizes = here @ block / (self.tolerance * rounding + floor)
             norms = np.linalg.norm(sizes, axis=0)
             contradicting = norms > 1

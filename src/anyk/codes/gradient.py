@@ -160,7 +160,7 @@ class GradientCode(Code):
         if isinstance(seed, np.random.Generator):  # a value, so that equal codes are equal
             object.__setattr__(self, "rng", int(seed.integers(1 << 63)))
         elif isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise TypeError(f"rng must be an integer, at least 0, or a numpy.random.Generator, got {seed!r}")
+            raise TypeError(f"rng must be an integer or a numpy.random.Generator, and not negative, got {seed!r}")
 
     @cached_property
     def workers(self) -> int:  # type: ignore[override]
