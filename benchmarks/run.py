@@ -294,10 +294,16 @@ BENCHMARKS = {
 }
 
 
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.3g}"
+    return str(value)
+
+
 def table(rows: Rows) -> str:
     """GitHub-flavoured Markdown."""
     heads = list(rows[0])
-    cells = [[f"{row[head]:.3g}" if isinstance(row[head], float) else str(row[head]) for head in heads] for row in rows]
+    cells = [[_cell(row[head]) for head in heads] for row in rows]
     lines = [heads, ["---"] * len(heads), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
