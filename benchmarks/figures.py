@@ -34,8 +34,8 @@ missing (Fig. 5).
 ## Paper 2, and training
 
 Optimal communication-computation trade-off in heterogeneous gradient coding. Its figures are not available, so these
-show what its theorems say: the shortest messages for any placement, each decoded with stragglers and liars (gradient-
-tradeoff); the two constructions that fit what is known of section V beside the literature's approximate codes
+show what its theorems say: the shortest messages for any placement, each decoded with stragglers and liars
+(gradient-tradeoff); the two constructions that fit what is known of section V beside the literature's approximate codes
 (gradient-approximation); and what codes are worth in training (training).
 
 What stands out: with Berrut's decoder section V's codes are far worse than least squares over the same messages, and

@@ -281,11 +281,12 @@ class _Suspects:
         basis = np.vander if np.iscomplexobj(nodes) else lambda points, n: chebvander(points, n - 1)
         rng = np.random.default_rng()
         rows = [self.replies[worker] for worker in self.members[positions].tolist()]
-        projection = np.random.default_rng(rng.integers(1 << 62)).standard_normal((len(rows[0]), 8))
         largest = max(_TINY, *(float(_largest(row)) for row in rows))
-        projected = np.stack(
-            [(row.astype(np.result_type(row, np.float64)) / largest) @ projection for row in rows], axis=1
-        )
+        projected = np.zeros((8, len(rows)), np.result_type(rows[0], np.float64))
+        for start in range(0, len(rows[0]), _SLICE):
+            parts = [row[start : start + _SLICE] for row in rows]
+            projection = rng.standard_normal((len(parts[0]), 8))
+            projected += np.stack([(part.astype(projected.dtype) / largest) @ projection for part in parts], axis=1)
         for errors in range(1, allowed + 1):
             if degree + errors >= len(x):
                 return
