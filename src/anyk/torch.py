@@ -20,13 +20,15 @@ import numpy as np
 import optree
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils import parametrize
 
 from . import mapping, summing
 from .codes.base import DataCode
 from .codes.gradient import GradientCode
+from .errors import NotPicklable
 from .mapping import Result
 from .runtime import faults as _faults
-from .runtime.stop import All, FirstK, StopRule, Sufficient
+from .runtime.stop import Progress, StopRule
 from .runtime.workers import Workers
 
 __all__ = ["CodedGradient", "soft_cross_entropy"]
@@ -57,7 +59,8 @@ class CodedGradient:
     model : torch.nn.Module
         Stays where it is, on any device; workers compute on the CPU.
     loss : callable
-        ``loss(model(inputs), targets)``: a scalar, the mean over the samples (see `reduction`).
+        ``loss(model(inputs), targets)``: a scalar, the mean over the samples (see `reduction`), each as heavy as the
+        others: means that are weighted by class, or leave samples out, are not what they are over the whole batch.
     code : GradientCode or DataCode
         A gradient code computes each partition on several workers and adds up exactly. A data code (`BerrutCode`) mixes
         the partitions of a mini-batch, inputs and one-hot targets alike, and yields an approximate gradient from
@@ -73,13 +76,16 @@ class CodedGradient:
     seed : int
         Of the random streams.
     check : bool
-        In the first round, wait for one answer more than needed and verify that replicas agree.
+        In the first round, wait for one answer more than needed, if it comes, and verify that replicas agree.
 
     Notes
     -----
-    Batch normalisation sees one partition at a time; running statistics (all floating buffers) come back as the mean
-    over partitions. On `ThreadWorkers` replicas run one at a time, since torch has one random stream per process.
-    Gradients come in the parameters' dtype; bfloat16 ones travel as float32.
+    Batch normalisation sees one partition at a time; what changes in floating and integer buffers comes back as the
+    mean over partitions. On `ThreadWorkers` replicas run one at a time, since torch has one random stream per process.
+    Gradients come dense and in the parameters' dtype; half precisions travel as float32. Hooks of modules run on the
+    workers, on replicas; hooks of parameters here, on the whole gradient. Contexts such as ``torch.autocast`` do not
+    reach the workers: enter them in the model's ``forward``. Wrappers of ``torch.compile`` and data parallelism are
+    taken off.
 
     Examples
     --------
@@ -122,9 +128,20 @@ class CodedGradient:
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
         if partitions is not None and isinstance(code, DataCode):
             raise ValueError("a data code mixes mini-batches: pass them to backward, without partitions")
-        self.model, self.loss, self.code, self.workers = model, loss, code, workers
+        if not isinstance(workers, Workers):
+            raise TypeError(f"workers must be a Workers object such as LocalWorkers(8), got {workers!r}")
+        if int(seed) < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        self.model, self.loss, self.code, self.workers = _unwrapped(model), loss, code, workers
+        if isinstance(loss, torch.nn.Module):
+            own = {id(p) for p in self.model.parameters()}
+            if any(p.requires_grad and id(p) not in own for p in loss.parameters()):
+                raise ValueError(
+                    "the loss has parameters of its own, which would get no gradient: make it part of model"
+                )
         self.reduction, self.augment, self.seed, self.check = reduction, augment, int(seed), check
         self.round = 0
+        self._checked = False
         self._parts = None if partitions is None else self._listed(list(partitions))
         self._classes: int | None = None
 
@@ -158,28 +175,35 @@ class CodedGradient:
         TooFewResponders, TaskFailed, ...
             As in `anyk.sum`; ``p.grad`` is then as it was.
         """
-        task = _Task(_packed(self.model, self.loss, self.augment), self.seed, self.reduction)
-        arguments = (self.round, _modes(self.model), [_outgoing(t) for t in _tensors(self.model)])
-        if isinstance(self.code, GradientCode):
-            parts = self._given(inputs, targets)
-            if stop is None and self.check and self.round == 0:
-                stop = All() | (Sufficient() & FirstK(min(self.code.threshold + 1, len(self.code.active))))
-            result = summing.sum(task, parts, self.code, self.workers, stop, arguments, **options)
-            value = result.value
-        else:
-            blocks = self._mixed(inputs, targets)
-            result = mapping.map(
-                lambda block: task((0, *block, 1.0), *arguments),
-                blocks,
-                code=self.code,
-                workers=self.workers,
-                stop=stop,
-                **options,
-            )
-            scale = 1.0 if self.reduction == "sum" else 1 / self.code.blocks  # K blocks, whoever answered
-            value = optree.tree_map(lambda leaf: np.asarray(leaf).sum(axis=0) * scale, result.value)
+        task = _Task(_packed(self.model, self.loss, self.augment), self.seed)
+        modes = [module.training for module in self.model.modules()]
+        arguments = (self.round, _name(torch.get_default_dtype()), modes, [_outgoing(t) for t in _tensors(self.model)])
+        try:
+            if isinstance(self.code, GradientCode):
+                parts = self._given(inputs, targets)
+                if stop is None and self.check and not self._checked:
+                    stop = _OneMore(self.code.threshold)
+                result = summing.sum(task, parts, self.code, self.workers, stop, arguments, **options)
+                value = result.value
+            else:
+                blocks = self._mixed(inputs, targets, task.packed)
+                share = 1 / self.code.blocks  # K blocks, whoever answers
+                weight = 1.0 if self.reduction == "sum" else share
+                result = mapping.map(
+                    lambda block: task((0, *block, weight, share), *arguments),
+                    blocks,
+                    code=self.code,
+                    workers=self.workers,
+                    stop=stop,
+                    **options,
+                )
+                value = optree.tree_map(lambda leaf: np.asarray(leaf).sum(axis=0), result.value)
+        finally:
+            with _one_at_a_time:
+                task.over = True  # a thread that comes too late must not draw from the caller's random streams
         self._fill(value)
         self.round += 1
+        self._checked = True
         return Result(torch.tensor(float(value["loss"]), dtype=torch.float64), result.run, result.decoder)
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,23 +230,35 @@ class CodedGradient:
         edges = [count * k // self.code.partitions for k in range(self.code.partitions + 1)]
         batch: Any = (inputs, targets)
         return self._listed(
-            [optree.tree_map(lambda leaf, k=k: leaf[edges[k] : edges[k + 1]], batch) for k in range(len(edges) - 1)]
+            [
+                optree.tree_map(
+                    lambda leaf, k=k: leaf[edges[k] : edges[k + 1]] if getattr(leaf, "ndim", 0) else leaf, batch
+                )
+                for k in range(len(edges) - 1)
+            ]
         )
 
     def _listed(self, partitions: list[Any]) -> list[Any]:
         assert isinstance(self.code, GradientCode)
         if len(partitions) != self.code.partitions:
             raise ValueError(f"{self.code!r} is for {self.code.partitions} partitions, got {len(partitions)}")
+        for part in partitions:
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise TypeError(f"a partition must be a pair (inputs, targets), got {type(part).__name__}")
         sizes = [_count(*part) for part in partitions]
-        total = math.fsum(sizes) if self.reduction == "mean" else 1.0
-        weights = [size / total if self.reduction == "mean" else 1.0 for size in sizes]
+        shares = [size / math.fsum(sizes) for size in sizes]
         plain = [optree.tree_map(_host, part) for part in partitions]
-        return [(k, *part, weight) for k, (part, weight) in enumerate(zip(plain, weights, strict=True))]
+        return [
+            (k, *part, share if self.reduction == "mean" else 1.0, share)
+            for k, (part, share) in enumerate(zip(plain, shares, strict=True))
+        ]
 
-    def _mixed(self, inputs: Any, targets: Any) -> Any:
+    def _mixed(self, inputs: Any, targets: Any, packed: bytes) -> Any:
         """K equal blocks of inputs and of targets, these as one-hot rows where they are classes."""
         if inputs is None or targets is None:
             raise ValueError("a data code needs a mini-batch: pass inputs and targets")
+        if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise TypeError("a data code mixes one tensor of inputs with one of targets: pass tensors")
         blocks, count = self.code.blocks, _count(inputs, targets)  # type: ignore[union-attr]
         if count % blocks:
             raise ValueError(
@@ -232,36 +268,54 @@ class CodedGradient:
         if not torch.is_floating_point(inputs):
             raise TypeError(f"inputs of {inputs.dtype} cannot be mixed: a data code needs floating-point inputs")
         if not torch.is_floating_point(targets):
+            if targets.ndim != 1:
+                raise ValueError(
+                    f"targets of shape {tuple(targets.shape)} are no classes: pass them one-hot, as floats"
+                )
             if self._classes is None:
-                self._classes = self._outputs(inputs[:1])
-            targets = torch.nn.functional.one_hot(targets, self._classes).to(inputs.dtype)
+                model = _Unpickler(io.BytesIO(packed)).load()[0].eval()
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    self._classes = int(model(inputs[:1].detach().cpu()).shape[-1])
+            targets = torch.nn.functional.one_hot(targets.long(), self._classes).to(inputs.dtype)
         return tuple(_host(tensor).reshape(blocks, count // blocks, *tensor.shape[1:]) for tensor in (inputs, targets))
-
-    def _outputs(self, sample: Any) -> int:
-        modes = _modes(self.model)
-        with torch.no_grad(), torch.random.fork_rng():
-            self.model.eval()
-            outputs = self.model(sample)
-        for module, training in zip(self.model.modules(), modes, strict=True):
-            module.training = training
-        return int(outputs.shape[-1])
 
     def _fill(self, value: dict[str, Any]) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
+        gradients = [
+            (p, torch.as_tensor(np.asarray(flat)).to(p.device, p.dtype))
+            for p, flat, used in zip(trainable, value["gradients"], value["used"], strict=True)
+            if abs(used) > 1e-3  # others are nowhere in the graph: torch leaves None, which optimizers skip
+        ]
         with torch.no_grad():
-            for p, flat, used in zip(trainable, value["gradients"], value["used"], strict=True):
-                if abs(used) < 1e-3:  # nowhere in the graph: torch leaves None, which optimizers skip
-                    continue
-                gradient = torch.as_tensor(np.asarray(flat)).to(p.device, p.dtype)
-                if p.grad is None:
-                    p.grad = gradient.clone()
-                else:
-                    p.grad += gradient
-            buffers = [b for b in self.model.buffers() if b.is_floating_point()]
-            for buffer, mean in zip(buffers, value["buffers"], strict=True):
-                buffer.copy_(torch.as_tensor(np.asarray(mean)).to(buffer.device, buffer.dtype))
-            for buffer, mean in zip(_counters(self.model), value["counters"], strict=True):
-                buffer.copy_(torch.as_tensor(np.asarray(mean)).round().to(buffer.device, buffer.dtype))
+            for buffer, change in zip(filter(_moves, self.model.buffers()), value["buffers"], strict=True):
+                if np.any(change):
+                    moved = buffer.cpu().double() + torch.as_tensor(np.asarray(change))
+                    buffer.copy_(moved if buffer.is_floating_point() else moved.round())
+        if gradients:  # as if they came out of the graph: they are added up, and hooks see them
+            torch.autograd.backward(*zip(*gradients, strict=True))
+
+
+@dataclass(repr=False)
+class _OneMore(StopRule):
+    """Enough answers, and more than `count`, for which the round lasts up to twice as long and a second."""
+
+    count: int
+    enough: float = math.inf  # seconds
+
+    def met(self, progress: Progress) -> bool:
+        if not progress.sufficient(progress.responders):
+            return False
+        self.enough = min(self.enough, progress.elapsed)
+        return len(progress.responders) > self.count or not progress.pending or progress.elapsed >= 2 * self.enough + 1
+
+    def possible(self, progress: Progress) -> bool:
+        return progress.sufficient([*progress.responders, *progress.pending])
+
+    def wakeups(self) -> tuple[float, ...]:
+        return (2 * self.enough + 1,)
+
+    def __repr__(self) -> str:
+        return "Sufficient() and one answer more"
 
 
 # -- on the worker ----------------------------------------------------------------------------------------------------
@@ -273,79 +327,85 @@ class _Task:
 
     packed: bytes
     seed: int
-    reduction: str
+    over: bool = False  # seen where workers share the caller's memory
 
-    def __call__(
-        self, partition: tuple[Any, ...], round: int, modes: Sequence[bool], tensors: Sequence[NDArray[Any]]
-    ) -> dict[str, Any]:
-        k, inputs, targets, weight = partition
+    def __call__(self, partition: tuple[Any, ...], round: int, default: str, *state: Any) -> dict[str, Any]:
         shared = not _faults.dedicated_process
         with _one_at_a_time if shared else nullcontext():
-            saved = (torch.get_rng_state(), np.random.get_state(), random.getstate()) if shared else None  # noqa: NPY002
+            if self.over:
+                raise RuntimeError("the round is over")
+            if not shared:
+                torch.set_default_dtype(getattr(torch, default))
+            draws = torch.default_generator  # of the CPU alone
+            saved = (draws.get_state(), np.random.get_state(), random.getstate()) if shared else None  # noqa: NPY002
             try:
-                return self._gradient(k, inputs, targets, weight, round, modes, tensors)
+                stream = int(np.random.SeedSequence([self.seed, round, partition[0]]).generate_state(1, np.uint64)[0])
+                draws.manual_seed(stream)
+                np.random.seed(stream % (1 << 32))  # noqa: NPY002  what augmentations draw from
+                random.seed(stream)
+                with torch.enable_grad():
+                    return self._gradient(*partition[1:], *state)
             finally:
                 if saved is not None:
-                    torch.set_rng_state(saved[0])
+                    draws.set_state(saved[0])
                     np.random.set_state(saved[1])  # noqa: NPY002
                     random.setstate(saved[2])
 
     def _gradient(
         self,
-        k: int,
         inputs: Any,
         targets: Any,
         weight: float,
-        round: int,
+        share: float,
         modes: Sequence[bool],
         tensors: Sequence[NDArray[Any]],
     ) -> dict[str, Any]:
         model, loss, augment = _replica(self.packed)
-        own = _tensors(model)
-        for tensor, array in zip(own, tensors, strict=True):
+        for tensor, array in zip(_tensors(model), tensors, strict=True):
             _incoming(tensor, array)
         for module, training in zip(model.modules(), modes, strict=True):
             module.training = training
-        stream = int(np.random.SeedSequence([self.seed, round, k]).generate_state(1, np.uint64)[0])
-        torch.manual_seed(stream)
-        np.random.seed(stream % (1 << 32))  # noqa: NPY002  what augmentations draw from
-        random.seed(stream)
+        before = {name: b.detach().clone() for name, b in model.named_buffers() if _moves(b)}
         x, y = (optree.tree_map(_native, part) for part in (inputs, targets))
         if augment is not None:
             x = augment(x)
         trainable = [p for p in model.parameters() if p.requires_grad]
         value = loss(model(x), y)
-        if value.ndim:
-            raise ValueError(f"the loss must be a scalar, got shape {tuple(value.shape)}: reduce it over the samples")
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(f"the loss must be a scalar tensor, got {got}: reduce it over the samples")
         gradients = torch.autograd.grad(value, trainable, allow_unused=True)
-        kind = np.result_type(np.float16, *(_half(p) for p in trainable))
+        kind = np.result_type(np.float32, *(_sent(p.detach().real.flatten()[:0]).dtype for p in trainable))
+        after = dict(model.named_buffers())
         return {
             "gradients": [
-                np.zeros(tuple(p.shape), _half(p))
-                if g is None
-                else weight * (g.to_dense() if g.is_sparse else g).to(_wide(g)).numpy()
+                _sent(torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g, weight)
                 for p, g in zip(trainable, gradients, strict=True)
             ],
             "used": np.array([g is not None for g in gradients], kind),
-            "buffers": [self._share(b, weight, kind) for b in model.buffers() if b.is_floating_point()],
-            "counters": [self._share(b, weight, kind) for b in _counters(model)],
+            "buffers": [(share * _change(b, after.get(name))).astype(kind) for name, b in before.items()],
             "loss": kind.type(weight * float(value.detach())),
         }
-
-    def _share(self, buffer: torch.Tensor, weight: float, kind: np.dtype[Any]) -> NDArray[Any]:
-        share = weight if self.reduction == "mean" else 0.0
-        return np.asarray(share * buffer.detach().double().numpy(), kind)
 
 
 _replicas = threading.local()
 
 
 def _replica(packed: bytes) -> Any:
-    """The thread's own copy of what was packed."""
+    """The thread's own copy of what was packed; made again where a call has put other tensors into it."""
     kept = getattr(_replicas, "kept", None)
-    if kept is None or kept[0] != packed:
-        kept = _replicas.kept = (packed, _Unpickler(io.BytesIO(packed)).load())
+    if kept is None or kept[0] != packed or [*map(id, _tensors(kept[1][0]))] != [*map(id, kept[2])]:
+        loaded = _Unpickler(io.BytesIO(packed)).load()
+        kept = _replicas.kept = (packed, loaded, _tensors(loaded[0]))
     return kept[1]
+
+
+def _change(before: torch.Tensor, after: torch.Tensor | None) -> NDArray[np.float64]:
+    """How a buffer has moved; not at all where it stays infinite, or is another one now."""
+    if after is None or after.shape != before.shape:
+        after = before
+    old, new = before.double(), after.detach().double()
+    return np.asarray(torch.where((old == new) | old.isnan(), 0.0, new - old).numpy())
 
 
 # -- packing a model without its numbers ------------------------------------------------------------------------------
@@ -363,7 +423,14 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         if place is None:
             return None
         parameter = isinstance(value, torch.nn.Parameter)
-        return place, tuple(value.shape), str(value.dtype).removeprefix("torch."), parameter, value.requires_grad
+        return place, tuple(value.shape), _name(value.dtype), parameter, value.requires_grad
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.nn.Module) and parametrize.is_parametrized(value):  # which torch refuses to pickle
+            return object.__new__, (type(value),), value.__dict__
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.detach().cpu().__reduce_ex__(5)
+        return super().reducer_override(value)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -381,27 +448,36 @@ class _Unpickler(pickle.Unpickler):
 
 def _packed(model: torch.nn.Module, loss: Any, augment: Any) -> bytes:
     file = io.BytesIO()
-    grads = [(p, p.grad) for p in model.parameters()]
     try:
-        for p, _ in grads:
-            p.grad = None
         _Pickler(file, _tensors(model)).dump((model, loss, augment))
-    finally:
-        for p, grad in grads:
-            p.grad = grad
+    except Exception as error:
+        raise NotPicklable(
+            f"the model, the loss or the augmentation cannot be copied to workers: {error}. Each has a replica of its "
+            "own, on threads too: what only lives here (a lock, an open file, a generator) must be made inside"
+        ) from error
     return file.getvalue()
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    while True:
+        if isinstance(model, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # of torch.compile
+            model = model._orig_mod
+        else:
+            return model
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def _counters(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [b for b in model.buffers() if not b.is_floating_point() and not b.is_complex() and b.dtype != torch.bool]
+def _moves(buffer: torch.Tensor) -> bool:
+    return not buffer.is_complex() and buffer.dtype != torch.bool
 
 
-def _modes(model: torch.nn.Module) -> tuple[bool, ...]:
-    return tuple(module.training for module in model.modules())
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _outgoing(tensor: torch.Tensor) -> NDArray[Any]:
@@ -415,25 +491,30 @@ def _incoming(tensor: torch.Tensor, array: NDArray[Any]) -> None:
 
 
 def _host(value: Any) -> Any:
-    """Tensors as NumPy arrays, whose memory all workers of a machine share."""
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+    """Tensors as NumPy arrays, whose memory all workers of a machine share; those that NumPy has not as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    host = value.detach().cpu()
+    try:
+        return host.numpy()
+    except (TypeError, RuntimeError):
+        return host.clone()
 
 
 def _native(value: Any) -> Any:
-    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return torch.tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
-
-
-def _half(tensor: torch.Tensor) -> np.dtype[Any]:
-    return np.dtype(str(_wide(tensor)).removeprefix("torch."))
+def _sent(gradient: torch.Tensor, weight: float = 1.0) -> NDArray[Any]:
+    half = gradient.dtype in (torch.float16, torch.bfloat16)
+    return np.asarray((weight * (gradient.float() if half else gradient)).resolve_conj().numpy())
 
 
 def _count(inputs: Any, targets: Any) -> int:
     both: Any = (inputs, targets)
     sizes = {len(leaf) for leaf in optree.tree_leaves(both) if getattr(leaf, "ndim", 0)}
-    if len(sizes) != 1:
+    if len(sizes) != 1 or sizes == {0}:
         raise ValueError(f"inputs and targets need one leading axis of samples, got lengths {sorted(sizes)}")
     return int(sizes.pop())
