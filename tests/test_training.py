@@ -42,9 +42,7 @@ def test_the_gradient_is_the_derivative_of_the_loss(sizes: list[int], seed: int)
     rng, network = np.random.default_rng(seed), Network(tuple(sizes))
     weights, x = network.start(seed), rng.standard_normal((4, sizes[0]))
     targets = rng.standard_normal((4, sizes[-1]))
-    targets += (1 - targets.sum(axis=1, keepdims=True)) / sizes[
-        -1
-    ]  # rows sum to one
+    targets += (1 - targets.sum(axis=1, keepdims=True)) / sizes[-1]  # rows sum to one
     _, gradients = network.gradient(x, targets, weights)
     for w, g in zip(weights, gradients, strict=True):
         place = tuple(rng.integers(0, side) for side in w.shape)
