@@ -15,7 +15,7 @@ from ..errors import WorkersClosed
 
 __all__ = ["Event", "Failure", "Layout", "Task", "Workers", "WorkersBase", "whole"]
 
-_OURS = ("/anyk/runtime/", "/anyk/mapping.py")
+_OURS = ("/anyk/runtime/", "/anyk/mapping.py", "/anyk/summing.py", "/anyk/training.py", "/anyk/torch.py")
 Task = Callable[..., Any]
 Layout = tuple[tuple[int, ...], DTypeLike]
 
