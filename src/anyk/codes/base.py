@@ -28,10 +28,10 @@ from scipy.linalg import solve_triangular
 from .. import blocks as _blocks
 from ..errors import TooFewResponders
 
-__all__ = ["Code", "DataCode", "Decoder", "least_squares_decoder"]
+__all__ = ["Code", "DataCode", "Decoder", "least_squares_decoder", "seed_of"]
 
 Matrix = NDArray[Any]
-Exactness = Literal["any", "polynomial", "linear", "nothing"]
+Exactness = Literal["any", "polynomial", "bilinear", "linear", "nothing"]
 _CACHED_DECODERS = 128
 
 
@@ -130,7 +130,7 @@ class Code(ABC):
     @property
     @abstractmethod
     def exact_for(self) -> Exactness:
-        """Functions recovered exactly at the threshold: ``"any"``, ``"polynomial"``, ``"linear"`` or ``"nothing"``."""
+        """Functions recovered exactly at the threshold: ``"any"``, ``"polynomial"``, ``"bilinear"``, ``"linear"``, ``"nothing"``."""
 
     @property
     def approximate(self) -> bool:
@@ -232,7 +232,8 @@ class DataCode(Code):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
-            object.__setattr__(self, name, int(value))
+            if name in self.__dataclass_fields__:  # type: ignore[attr-defined]  # others follow from what is given
+                object.__setattr__(self, name, int(value))
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.blocks > self.workers:
@@ -273,6 +274,15 @@ class DataCode(Code):
         Array (workers, ...), or a tree of such arrays, in the caller's library, dtype and device.
         """
         return _blocks.combine(self.generator, blocks, "blocks")
+
+
+def seed_of(rng: int | np.random.Generator) -> int:
+    """What a code keeps of an `rng`, so that it stays a value: the seed, or one drawn from the generator."""
+    if isinstance(rng, np.random.Generator):
+        return int(rng.integers(2**62))
+    if isinstance(rng, bool) or not isinstance(rng, int | np.integer) or rng < 0:
+        raise TypeError(f"rng must be a seed (an integer of at least 0) or a numpy.random.Generator, got {rng!r}")
+    return int(rng)
 
 
 def least_squares_decoder(generator: Matrix, target: Matrix) -> Matrix:
