@@ -22,6 +22,7 @@ from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
 from .ordering import path_order
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
+from .runtime.noise import Noise
 from .runtime.processes import LocalWorkers
 from .runtime.progress import progress_bar
 from .runtime.rounds import Reply, alone, gather
@@ -55,6 +56,10 @@ class Result:
     value: Any = field(repr=False)
     run: Run
     decoder: Decoder
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """`value` as an array."""
+        return np.array(self.value, dtype=dtype) if copy else np.asarray(self.value, dtype=dtype)
 
     @property
     def order(self) -> NDArray[np.intp] | None:
@@ -138,6 +143,12 @@ def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None
             raise ValueError(f"the code needs {needed} workers, got {n}")
 
 
+def check_noise(noise: Any) -> None:
+    """Refuse what is no noise model."""
+    if noise is not None and (isinstance(noise, type) or not isinstance(noise, Noise)):
+        raise TypeError(f"noise must be a noise model such as AdditiveNoise(0.01), got {noise!r}")
+
+
 def _default_stop(code: DataCode) -> StopRule:
     if code.approximate:
         return FirstK(math.ceil(0.8 * len(code.active)))
@@ -153,6 +164,7 @@ def map(
     stop: StopRule | None = None,
     order: str | Sequence[int] | NDArray[np.intp] | None = "auto",
     faults: Mapping[int, Fault] | None = None,
+    noise: Noise | None = None,
     allow_nan: bool = False,
     allow_empty: bool = False,
     progress: bool | None = None,
@@ -185,6 +197,8 @@ def map(
         finds a short path through the blocks, None keeps the caller's order, as the papers do.
     faults : mapping of worker to fault, optional
         Inflicted on this round, for tests and demonstrations.
+    noise : Noise, optional
+        What every worker does to its reply, such as `AdditiveNoise(0.01)` or `Quantized("float16")`.
     allow_nan : bool
         Accept NaN and infinity in blocks and replies. Otherwise such blocks raise and such replies count as erasures.
     allow_empty : bool
@@ -235,6 +249,7 @@ def map(
     if isinstance(workers, np.integer):
         workers = int(workers)
     check_call(fn, workers, stop, faults)
+    check_noise(noise)
     chosen = _code_for(code, workers, parts.count)
     check_call(fn, workers, stop, faults, chosen.workers)
     rule = stop if stop is not None else _default_stop(chosen)
@@ -300,6 +315,8 @@ def map(
                 decoder = Decoder(chosen, decoder.responders, matrix, permutation)
             _check(decoder, received)
             value = _blocks.combine(decoder.matrix, received)
+            if np.iscomplexobj(decoder.matrix) and not any(leaf.dtype.kind == "c" for leaf in parts.leaves):
+                value = _real_again(value, decoder, received)
             if parts.listed:
                 value = _blocks.unstack(value, parts.count)
             run.decode_seconds = time.perf_counter() - begun
@@ -314,6 +331,7 @@ def map(
             faults=faults,
             allow_nan=allow_nan,
             notify=notify if listeners else None,
+            noise=noise,
             use=use,
         )
         return result
@@ -333,6 +351,19 @@ def _received(replies: list[Reply]) -> Blocks:
         for index, (array, like) in enumerate(zip(first.arrays, first.native, strict=True))
     ]
     return Blocks(len(replies), leaves, first.spec, listed=False)
+
+
+def _real_again(value: Any, decoder: Decoder, received: Blocks) -> Any:
+    """Results of real blocks without the imaginary parts that a complex code leaves, where they are mere rounding."""
+    leaves, spec = _blocks.flatten(value)
+    arrays = [_blocks.raw_numpy(leaf) for leaf in leaves]
+    for array, leaf in zip(arrays, received.leaves, strict=True):
+        largest = max((float(np.abs(row).max(initial=0.0)) for row in leaf.rows), default=0.0)
+        rounding = 64 * float(np.finfo(leaf.dtype).eps) * decoder.lebesgue_constant * largest
+        if not np.iscomplexobj(array) or not float(np.abs(array.imag).max(initial=0.0)) <= rounding:
+            return value
+    real = [_blocks.from_numpy(array.real.copy(), like) for array, like in zip(arrays, leaves, strict=True)]
+    return optree.tree_unflatten(spec, real)
 
 
 def _check(decoder: Decoder, received: Blocks) -> None:

@@ -89,6 +89,23 @@ class Decoder:
         values = values[values > values[0] * max(self.matrix.shape) * np.finfo(np.float64).eps]
         return float(values[0] / values[-1]) if len(values) else 1.0
 
+    def expected_error(self, deviation: float | Sequence[float]) -> float:
+        """Root mean square error of an entry of the result, for independent noise on the replies.
+
+        Parameters
+        ----------
+        deviation : float or (responders,) floats
+            Standard deviation of the noise on an entry of each reply, in the order of `responders`: for a noise model
+            ``sqrt(noise.variance(reply))``.
+
+        Returns
+        -------
+        float
+            ``deviation * sqrt(noise_amplification)`` for equal deviations (paper 3, equation (8)).
+        """
+        each = np.broadcast_to(np.asarray(deviation, dtype=np.float64), (len(self.responders),))
+        return float(np.linalg.norm(self.matrix * each) / np.sqrt(len(self.matrix)))
+
     def __matmul__(self, replies: Any) -> Any:
         """Recover the blocks from the replies.
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..points import chebyshev_first
 from .base import Matrix
-from .product import ProductCode
 from .frame import BelowThreshold, unit_rows
+from .product import ProductCode
 
 __all__ = ["EntangledPolynomialCode"]
 

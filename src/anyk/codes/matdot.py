@@ -76,14 +76,14 @@ class MatDotCode(ProductCode):
             # and by orthonormality their means over the circle are the inner products.
             turns = np.arange(w) / w
             rows = _harmonics(turns, np.arange((m - 1) / 2, -0.25, -1.0)) / math.sqrt(m)
-            target[0, 0] = m
-            return rows, rows.copy(), _harmonics(turns, np.arange(0.0, m)), target / m
+            target[0, 0] = 1.0
+            return rows, rows.copy(), _harmonics(turns, np.arange(0.0, m)) / m, target
         if self.basis == "chebyshev":
             # Orthonormal for the measure whose Gauss points are Chebyshev's: the mean of T_0 is 1, of the others 0.
             all_rows = chebyshev_basis(chebyshev_first(w), 2 * m - 2)
             rows = all_rows[:, :m] * np.where(np.arange(m) == 0, 1.0, math.sqrt(2)) / math.sqrt(m)
-            target[0, 0] = 1 / m
-            return rows, rows.copy(), all_rows.copy(), target
+            target[0, 0] = 1.0
+            return rows, rows.copy(), all_rows / m, target
         points: NDArray[np.generic] = np.exp(2j * np.pi * np.arange(w) / w)
         if self.basis == "monomial":
             points = chebyshev_first(w + w % 2).values[:w]

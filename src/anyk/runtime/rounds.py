@@ -24,6 +24,7 @@ from .. import blocks as _blocks
 from ..errors import DisagreeingReplies, RoundError, TaskFailed, TooFewResponders, TooManyErrors
 from .events import RoundEvent, Run
 from .faults import Fault, FaultyWorkers, run_faulty
+from .noise import Noise, run_noisy
 from .stop import Deadline, FirstK, Progress, StopRule
 from .workers import Event, Failure, Workers
 
@@ -129,9 +130,12 @@ class _Round:
         faults: Mapping[int, Fault],
         allow_nan: bool,
         notify: Callable[[RoundEvent], None] | None,
+        noise: Noise | None,
+        least_patience: float,
     ) -> None:
         self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
         self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
+        self.noise, self.least_patience = noise, least_patience
         self.number = _rounds.get(workers, 0)
         self.serial = next(ledger.serial)
         self.start = workers.time()
@@ -206,10 +210,12 @@ class _Round:
         if not self.waiting or self.patient:
             return math.inf
         answers = self.run.answered_at.values()
-        return max(_PATIENCE, 3 * max(answers)) if answers else 60 * _PATIENCE
+        return max(self.least_patience, 3 * max(answers)) if answers else 60 * _PATIENCE
 
     def submit(self, who: Sequence[int]) -> None:
         for worker, fn, args in self.send(who):
+            if self.noise is not None:
+                fn, args = run_noisy, (self.noise, (self.noise.seed, self.number, worker), fn, *args)
             if worker in self.faults:
                 fn, args = run_faulty, (self.faults[worker], fn, *args)
             token = (self.number, worker, self.serial)
@@ -421,6 +427,8 @@ def gather(
     faults: Mapping[int, Fault] | None = None,
     allow_nan: bool = False,
     notify: Callable[[RoundEvent], None] | None = None,
+    noise: Noise | None = None,
+    patience: float = _PATIENCE,
     use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
 ) -> Any:
     """Run one round, inside `alone(workers)`, and hand the replies to `use` while they are still valid.
@@ -439,6 +447,10 @@ def gather(
         Accept replies with NaN or infinity.
     notify : callable, optional
         Receives every `RoundEvent`.
+    noise : Noise, optional
+        What the workers do to their replies.
+    patience : float
+        Seconds, at least, before a worker that is still at work for an earlier round, and needed, is started afresh.
     use : callable
         ``use(replies, run, error)`` makes the result; ``error(why)`` builds the exception for replies that do not do.
 
@@ -446,7 +458,7 @@ def gather(
     ------
     TooFewResponders, TaskFailed, DisagreeingReplies
     """
-    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify)
+    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify, noise, patience)
     _rounds[workers] = current.number + 1
     arrived: dict[int, Reply] = {}
 
