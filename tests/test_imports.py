@@ -13,7 +13,7 @@ SOURCE = Path(anyk.__file__).parent
 # From the bottom up. A trailing dot stands for a package's modules; modules of one layer may import one another.
 LAYERS = [
     ("errors",),
-    ("points", "placement"),
+    ("points", "placement", "difference_sets", "spectra"),
     ("interpolation", "frames"),
     ("ordering",),
     ("blocks",),

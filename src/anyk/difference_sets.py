@@ -165,8 +165,9 @@ def _residues(power: int, shape: Callable[[int], bool], zero: bool) -> Callable[
     def family(n: int, m: int) -> _Family:
         if (n - 1) % power or m != (n - 1) // power + zero or not shape(n) or not is_prime(n):
             return None
-        residues = lambda: power_residues(n, power)  # noqa: E731
-        return (lambda: np.concatenate([[0], residues()])) if zero else residues
+        if zero:
+            return lambda: np.concatenate([[0], power_residues(n, power)])
+        return lambda: power_residues(n, power)
 
     return family
 

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .difference_sets import is_prime
-
 __all__ = [
     "coherence",
     "distance_bound",
@@ -166,7 +164,7 @@ def _correlations(frame: ArrayLike) -> Array:
     if not (norms > 0).all():
         raise ValueError(f"row {int(np.flatnonzero(~(norms > 0))[0])} of the frame is zero or not finite")
     unit = rows / norms[:, None]
-    return np.abs(unit @ unit.conj().T)[np.triu_indices(len(unit), 1)]
+    return np.asarray(np.abs(unit @ unit.conj().T)[np.triu_indices(len(unit), 1)])
 
 
 def is_equiangular(frame: ArrayLike, tolerance: float = 1e-9) -> bool:
@@ -335,14 +333,13 @@ def optimized_powers(
     return np.sort(best[1])
 
 
-def _even_out(
-    n: int, powers: Powers, steps: int, rng: np.random.Generator, real: bool
-) -> list[tuple[Powers, float]]:
+def _even_out(n: int, powers: Powers, steps: int, rng: np.random.Generator, real: bool) -> list[tuple[Powers, float]]:
     """Tabu search from `powers`; the sets on its way that were better than all before, with their sums of squares."""
     inside = np.zeros(n, dtype=bool)
     inside[powers] = True
     tabu = np.zeros(n, dtype=np.int64)  # step until which a residue may not come back
-    best, found = math.inf, []
+    best = math.inf
+    found: list[tuple[Powers, float]] = []
     own = {0, n // 2} if n % 2 == 0 else {0}
     for step in range(steps):
         members = np.flatnonzero(inside)
@@ -411,5 +408,3 @@ def _scores_of_pairs(inside: NDArray[np.bool_]) -> Array:
         counts = np.fft.irfft(np.abs(np.fft.rfft(sets, axis=1)) ** 2, n, axis=1).round()[:, 1:]
         scores[candidates] = (counts**2).sum(axis=1)
     return scores
-
-

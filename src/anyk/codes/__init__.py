@@ -4,35 +4,55 @@ from .base import Code, DataCode, Decoder
 from .berrut import BerrutCode
 from .berrut_gradient import BerrutGradientCode
 from .cyclic import CyclicCode, CyclicMDSCode
+from .entangled import EntangledPolynomialCode
 from .fractional import FractionalRepetitionCode
+from .frame import FrameCode
+from .gaussian import GaussianFrameCode
 from .gradient import GradientCode
 from .graph import GraphCode
 from .group import GroupCode
+from .harmonic import HarmonicFrameCode
 from .ignore import IgnoreStragglersCode
 from .lagrange import LagrangeCode
+from .matdot import MatDotCode
+from .mds import SystematicMDSCode
 from .nullspace import NullSpaceCode
+from .polynomial import KhatriRaoCode, PolynomialCode
 from .polynomial_of_sum import PolynomialOfSumCode
+from .product import ProductCode
 from .repetition import RepetitionCode
 from .uncoded import UncodedCode
 from .universal import UniversalPolynomialCode
+from .vandermonde import ChebyshevCode, VandermondeCode
 
 __all__ = [
     "BerrutCode",
     "BerrutGradientCode",
+    "ChebyshevCode",
     "Code",
     "CyclicCode",
     "CyclicMDSCode",
     "DataCode",
     "Decoder",
+    "EntangledPolynomialCode",
     "FractionalRepetitionCode",
+    "FrameCode",
+    "GaussianFrameCode",
     "GradientCode",
     "GraphCode",
     "GroupCode",
+    "HarmonicFrameCode",
     "IgnoreStragglersCode",
+    "KhatriRaoCode",
     "LagrangeCode",
+    "MatDotCode",
     "NullSpaceCode",
+    "PolynomialCode",
     "PolynomialOfSumCode",
+    "ProductCode",
     "RepetitionCode",
+    "SystematicMDSCode",
     "UncodedCode",
     "UniversalPolynomialCode",
+    "VandermondeCode",
 ]

@@ -147,7 +147,7 @@ class Code(ABC):
     @property
     @abstractmethod
     def exact_for(self) -> Exactness:
-        """Functions recovered exactly at the threshold: ``"any"``, ``"polynomial"``, ``"bilinear"``, ``"linear"``, ``"nothing"``."""
+        """What is recovered exactly at the threshold: "any", "polynomial", "bilinear", "linear" functions, "nothing"."""
 
     @property
     def approximate(self) -> bool:

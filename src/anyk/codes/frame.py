@@ -36,7 +36,7 @@ def check_below_threshold(value: Any) -> None:
 
 
 def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bool) -> Matrix:
-    """T pinv(G_S); where an exact answer is `promised`, warn or refuse as the residual tells what rounding has eaten."""
+    """T pinv(G_S); where exactness is `promised`, warn or refuse as the residual tells what rounding ate."""
     rows = code._rows(responders.tolist())
     matrix = least_squares_decoder(rows, code.target)
     if promised:

@@ -103,7 +103,7 @@ class HarmonicFrameCode(FrameCode):
         return f"HarmonicFrameCode(workers={self.workers}, powers={powers}{samples}{real}{below})"
 
     @cached_property
-    def threshold(self) -> int:  # type: ignore[override]
+    def threshold(self) -> int:
         """Any so many answers suffice for certain.
 
         m for a prime number of workers and for consecutive powers. For composite numbers some larger sets are singular
@@ -113,7 +113,7 @@ class HarmonicFrameCode(FrameCode):
         if self.samples is None:
             return self.workers - distance_bound(self.workers, self.powers) + 1
         steps = np.diff(self.powers)
-        return self.blocks if len(steps) == 0 or (steps == steps[0]).all() and abs(steps[0]) == 1 else self.workers
+        return self.blocks if len(steps) == 0 or ((steps == steps[0]).all() and abs(steps[0]) == 1) else self.workers
 
     def _generator(self) -> Matrix:
         if self.real:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +84,7 @@ class MatDotCode(ProductCode):
             rows = all_rows[:, :m] * np.where(np.arange(m) == 0, 1.0, math.sqrt(2)) / math.sqrt(m)
             target[0, 0] = 1.0
             return rows, rows.copy(), all_rows / m, target
-        points: NDArray[np.generic] = np.exp(2j * np.pi * np.arange(w) / w)
+        points: NDArray[Any] = np.exp(2j * np.pi * np.arange(w) / w)
         if self.basis == "monomial":
             points = chebyshev_first(w + w % 2).values[:w]
         powers = np.asarray(points[:, None] ** np.arange(2 * m - 1))

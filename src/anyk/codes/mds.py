@@ -57,9 +57,7 @@ class SystematicMDSCode(FrameCode):
             return np.eye(self.blocks)
         rng = np.random.default_rng(self.rng)
         columns = self._columns(extra, rng)
-        missing = [
-            rng.permutation(self.blocks)[: min(extra, self.blocks)] for _ in range(_PROBES if extra > 1 else 1)
-        ]
+        missing = [rng.permutation(self.blocks)[: min(extra, self.blocks)] for _ in range(_PROBES if extra > 1 else 1)]
         best: tuple[float, Matrix] | None = None
         for _ in range(_DRAWS if self.workers <= 300 else 1):
             turn = np.linalg.qr(rng.standard_normal((extra, extra)))[0]

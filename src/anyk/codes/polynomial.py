@@ -23,7 +23,7 @@ _DRAWS = 200
 
 @dataclass(frozen=True)
 class PolynomialCode(ProductCode):
-    """Polynomial codes (Yu, Maddah-Ali and Avestimehr, NIPS 2017): A in p rows of blocks, B in n columns, any p n answers.
+    """Polynomial codes (Yu, Maddah-Ali and Avestimehr, NIPS 2017): A in p rows, B in n columns, any p n answers.
 
     Worker w multiplies A(s_w) = sum_i A_i s_w^i by B(s_w) = sum_l B_l s_w^(p l). In the monomial basis over the reals
     that fails from some 20 blocks on; the bases differ in what replaces the powers:
@@ -161,14 +161,12 @@ def _cosines(turns: NDArray[np.float64], frequencies: list[float]) -> Matrix:
     return np.stack(columns, axis=1)
 
 
-def separated_frequencies(
-    prime: int, p: int, n: int, rng: np.random.Generator
-) -> tuple[list[float], list[float]]:
+def separated_frequencies(prime: int, p: int, n: int, rng: np.random.Generator) -> tuple[list[float], list[float]]:
     """Non-negative frequencies e and f such that all +-e +-f are distinct modulo the prime and as even as found.
 
     E is an interval of p frequencies around zero, in steps of one (halves where p is even: 1/2 stands for its residue);
-    F has p between neighbours or more, and how the slack is dealt out is drawn, many times; the draw whose sums have the
-    most even differences is kept, as in `anyk.optimized_powers`.
+    F has p between neighbours or more, and how the slack is dealt out is drawn, many times; the draw whose sums have
+    the most even differences is kept, as in `anyk.optimized_powers`.
     """
     inner = [0.0] * (p % 2) + [k + (0.5 if p % 2 == 0 else 1.0) for k in range(p // 2)]
     slack, half = prime - p * n, n // 2
@@ -198,5 +196,7 @@ def separated_frequencies(
 
 def _sums(inner: list[float], outer: list[float], prime: int) -> list[int]:
     """All +-e +-f as residues, halves by the inverse of 2."""
-    halves = [int(2 * (a * e + b * f)) for e in inner for f in outer for a in {1, -1 if e else 1} for b in {1, -1 if f else 1}]
+    halves = [
+        int(2 * (a * e + b * f)) for e in inner for f in outer for a in {1, -1 if e else 1} for b in {1, -1 if f else 1}
+    ]
     return [h * (prime + 1) // 2 % prime for h in halves]

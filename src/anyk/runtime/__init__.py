@@ -4,6 +4,7 @@ from .events import RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
 from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
+from .noise import AdditiveNoise, Noise, Quantized, RelativeNoise
 from .processes import LocalWorkers
 from .simulated import SimulatedWorkers
 from .stop import All, Deadline, FirstK, StopRule, Sufficient
@@ -11,6 +12,7 @@ from .threads import ThreadWorkers
 from .workers import Event, Failure, Workers
 
 __all__ = [
+    "AdditiveNoise",
     "All",
     "Corrupt",
     "Crash",
@@ -25,8 +27,11 @@ __all__ = [
     "Hang",
     "LocalWorkers",
     "LogNormal",
+    "Noise",
     "Pareto",
+    "Quantized",
     "Raise",
+    "RelativeNoise",
     "RoundEvent",
     "Run",
     "ShiftedExponential",

@@ -1,0 +1,626 @@
+"""Linear algebra on unreliable workers: `CodedOperator`, a SciPy LinearOperator, and the verb `anyk.matmul`."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator
+
+from . import blocks as _blocks
+from .codes.base import Code, DataCode, Decoder
+from .codes.mds import SystematicMDSCode
+from .codes.polynomial import PolynomialCode
+from .codes.product import ProductCode
+from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed
+from .mapping import Result, check_call, check_noise
+from .runtime.events import RoundEvent, Run, Traffic
+from .runtime.faults import Fault
+from .runtime.noise import Noise
+from .runtime.processes import LocalWorkers
+from .runtime.progress import progress_bar
+from .runtime.rounds import Reply, alone, gather
+from .runtime.stop import StopRule, Sufficient
+from .runtime.workers import Workers
+
+__all__ = ["CodedOperator", "Cost", "matmul"]
+
+Array = NDArray[Any]
+_REFUSE = 0.1  # share of the product that rounding may cost
+_PATIENCE = 0.02  # seconds; starting a worker afresh takes half of it, and what it held is sent again by reference
+_DENSE = 0.3  # share of non-zero entries from which a coded block is kept dense
+_DEFAULT_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What coding a matrix costs.
+
+    Attributes
+    ----------
+    entries : int
+        Non-zero entries of a sparse matrix, all entries of a dense one.
+    stored : int
+        The same, over all coded blocks on all workers.
+    largest : int
+        On the worker that holds the most: the work of one product there, in multiply-adds.
+    overhead : float
+        ``stored / entries``, 1 without a code.
+    seconds : float
+        Time that encoding took.
+    """
+
+    entries: int
+    stored: int
+    largest: int
+    seconds: float
+
+    @property
+    def overhead(self) -> float:
+        """Stored entries over those of the matrix."""
+        return self.stored / max(self.entries, 1)
+
+
+def _multiply(state: dict[str, Any], block: Any, x: Any) -> Any:
+    """On the worker."""
+    return np.asarray(block @ x)
+
+
+def _product(state: dict[str, Any], shapes: tuple[Any, Any], a: Any, b: Any) -> Any:
+    """On the worker: two coded blocks, flat or sparse."""
+    a, b = (x.reshape(shape) if shape is not None else x for x, shape in zip((a, b), shapes, strict=True))
+    product = a @ b
+    return product.toarray() if sparse.issparse(product) else np.asarray(product)
+
+
+def _as_matrix(matrix: Any, noun: str) -> Any:
+    """A two-dimensional CSR or NumPy array of floating numbers, all finite."""
+    if sparse.issparse(matrix):
+        kept: Any = sparse.csr_array(matrix)
+        if kept.dtype.kind not in "biufc":
+            raise BlocksError(f"{noun} must hold real or complex numbers, got dtype {kept.dtype}")
+        values = kept.data
+    elif isinstance(matrix, LinearOperator):
+        raise TypeError(
+            f"{noun} must be an array or sparse matrix with entries to encode, got a {type(matrix).__name__}"
+        )
+    else:
+        try:
+            kept = values = _blocks.to_numpy(matrix)
+        except TypeError as error:
+            raise BlocksError(f"{noun}: {error}") from error
+    if kept.ndim != 2 or 0 in kept.shape:
+        raise BlocksError(f"{noun} must be a matrix with at least one row and column, got shape {kept.shape}")
+    if not _blocks.finite(values):
+        bad = int((~np.isfinite(values)).sum())
+        raise BlocksError(f"{noun} holds {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf)")
+    if kept.dtype.kind in "biu":
+        kept = kept.astype(np.float64)
+    elif kept.dtype == np.float16:
+        kept = kept.astype(np.float32)
+    return kept
+
+
+def _finite_operand(x: Any, noun: str) -> Array:
+    array = np.asarray(x)
+    if array.dtype.kind in "biu":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "fc":
+        raise BlocksError(f"{noun} must hold numbers, got dtype {array.dtype}")
+    if not _blocks.finite(array):
+        raise BlocksError(f"{noun} holds {int((~np.isfinite(array)).sum())} non-finite values (NaN or inf)")
+    return array
+
+
+def _entries(block: Any) -> int:
+    return int(block.nnz) if sparse.issparse(block) else int(block.size)
+
+
+def _combine_sparse(weights: Array, parts: Sequence[Any]) -> Any:
+    """sum_j w_j parts_j, sparse unless that has become dense."""
+    total: Any = None
+    for weight, part in zip(weights.tolist(), parts, strict=True):
+        if weight != 0:
+            term = (
+                part
+                if weight == 1
+                else part * part.dtype.type(weight)
+                if not isinstance(weight, complex)
+                else part * weight
+            )
+            total = term if total is None else total + term
+    if total is None:
+        return sparse.csr_array(parts[0].shape, dtype=parts[0].dtype)
+    return total.toarray() if total.nnz > _DENSE * math.prod(total.shape) else sparse.csr_array(total)
+
+
+def _encode_rows(code: DataCode, matrix: Any) -> list[Any]:
+    """The coded block of each worker: rows of the matrix in `code.blocks` equal parts, padded by zeros, combined."""
+    k, (rows, columns) = code.blocks, matrix.shape
+    height = -(-rows // k)
+    dtype = _blocks.coded_dtype(code.generator, matrix.dtype)
+    if sparse.issparse(matrix):
+        padded = matrix.copy()
+        padded.resize((k * height, columns))
+        parts = [padded[j * height : (j + 1) * height] for j in range(k)]
+        return [_combine_sparse(weights, parts).astype(dtype, copy=False) for weights in code.generator]
+    parts = [np.ascontiguousarray(matrix[j * height : (j + 1) * height]) for j in range(k)]
+    parts = [
+        p if len(p) == height else np.concatenate([p, np.zeros((height - len(p), columns), p.dtype)]) for p in parts
+    ]
+    leaf = _blocks.Leaf([part.reshape(-1) for part in parts], (height, columns), matrix.dtype, None)
+    coded: list[Any] = []
+    for weights in code.generator:
+        chosen = np.flatnonzero(weights)
+        if len(chosen) == 1 and weights[chosen[0]] == 1:
+            coded.append(parts[chosen[0]])
+            continue
+        out = np.empty((1, leaf.size), dtype)
+        _blocks.apply(weights[None], leaf, out, double=True)
+        coded.append(out.reshape(height, columns))
+    return coded
+
+
+class _Kept:
+    """One coded matrix, published to an engine's workers."""
+
+    def __init__(self, matrix: Any, code: DataCode, engine: Workers) -> None:
+        begun = time.perf_counter()
+        self.rows, self.dtype = matrix.shape[0], matrix.dtype
+        coded = _encode_rows(code, matrix)
+        sizes = [_entries(block) for block in coded]
+        self.blocks = [
+            engine.publish(block) if worker in set(code.active) else None for worker, block in enumerate(coded)
+        ]
+        self.cost = Cost(_entries(matrix), sum(sizes), max(sizes), time.perf_counter() - begun)
+
+
+class CodedOperator(LinearOperator):  # type: ignore[misc]
+    """A matrix on workers that may stall or die, as a SciPy LinearOperator: `cg`, `gmres`, `lsqr`, `eigsh` run unchanged.
+
+    The rows are cut into `code.blocks` equal parts, encoded once, and stay on the workers. A product sends the vector to
+    all of them and ends with the first sufficient answers; stragglers are not waited for, and workers that died or hang
+    are started afresh when they are needed. Products with the adjoint (`rmatvec`, ``A.H``) need a second coded copy, of
+    the columns, which is made when the first such product is asked for.
+
+    Parameters
+    ----------
+    matrix : (M, N) array or SciPy sparse matrix
+        Real or complex; integers become float64. Sparse blocks stay sparse, but those of workers that hold mixtures have
+        the non-zeros of all that is mixed: `cost` tells. With `SystematicMDSCode` only ``workers - blocks`` do.
+    code : DataCode, optional
+        One that is exact for linear functions; default `SystematicMDSCode` with a quarter of the workers to spare.
+    workers : Workers or int, optional
+        Default: as many local processes as the code has workers. Those started here end with `close`, or the
+        ``with`` block; `Workers` that you pass stay yours.
+    stop : StopRule, optional
+        Default: the first sufficient answers.
+    faults : mapping of worker to fault, optional
+        Inflicted on every product, for tests and demonstrations.
+    noise : Noise, optional
+        What every worker does to its replies.
+    patience : float
+        Seconds, at least, before a worker that is still at an earlier product, and needed, is started afresh.
+    on_event : callable, optional
+        Receives every `RoundEvent`.
+
+    Attributes
+    ----------
+    shape, dtype
+        As of any LinearOperator.
+    code : DataCode
+    cost : Cost
+        Entries stored, and the largest share; `adjoint_cost` for the second copy, None until it is made.
+    rounds : int
+        Products so far.
+    run : Run or None
+        The latest product's round.
+
+    Raises
+    ------
+    BlocksError
+        For a matrix or vector that is not numeric, finite and two- (one- or two-) dimensional.
+    TooFewResponders, TaskFailed, UnsafeDecode
+        As in `anyk.map`, from each product.
+
+    Warns
+    -----
+    ApproximationWarning
+        Where rounding may cost more than half of the digits, or a stop rule takes fewer answers than exact products need.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> from scipy.sparse import diags_array
+    >>> from scipy.sparse.linalg import cg
+    >>> matrix = diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(100, 100))
+    >>> with anyk.ThreadWorkers(8) as workers:
+    ...     A = anyk.CodedOperator(matrix, anyk.SystematicMDSCode(8, 6), workers, faults={2: anyk.Raise()})
+    ...     x, info = cg(A, np.ones(100))
+    >>> info, bool(np.abs(matrix @ x - 1).max() < 1e-3)
+    (0, True)
+    """
+
+    def __init__(
+        self,
+        matrix: Any,
+        code: DataCode | None = None,
+        workers: Workers | int | None = None,
+        stop: StopRule | None = None,
+        *,
+        faults: Mapping[int, Fault] | None = None,
+        noise: Noise | None = None,
+        patience: float = _PATIENCE,
+        on_event: Callable[[RoundEvent], None] | None = None,
+    ) -> None:
+        kept = _as_matrix(matrix, "matrix")
+        workers = int(workers) if isinstance(workers, np.integer) else workers
+        check_call(_multiply, workers, stop, faults)
+        check_noise(noise)
+        if code is None:
+            n = _DEFAULT_WORKERS if workers is None else workers if isinstance(workers, int) else len(workers)
+            code = SystematicMDSCode(n, max(1, n - max(1, n // 4)))
+        if not isinstance(code, DataCode):
+            raise TypeError(f"code must be a data code such as SystematicMDSCode(16, 12), got {code!r}")
+        if code.approximate:
+            raise ValueError(f"{code!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
+        if isinstance(patience, bool) or not isinstance(patience, int | float | np.number) or not patience >= 0:
+            raise ValueError(f"patience must be a number of seconds of at least 0, got {patience!r}")
+        check_call(_multiply, workers, stop, faults, code.workers)
+        self.code: DataCode = code
+        self.stop: StopRule = stop if stop is not None else Sufficient()
+        self.stop.check(len(code.active))
+        if not code.sufficient(code.active):
+            raise TooFewResponders(f"{code!r} cannot be decoded even if all its workers answer")
+        self.run: Run | None = None
+        self.rounds = 0
+        self._matrix, self._faults, self._noise = kept, faults, noise
+        self._patience, self._on_event = float(patience), on_event
+        self._owned = ExitStack()
+        self._engine: Workers = (
+            workers if isinstance(workers, Workers) else self._owned.enter_context(LocalWorkers(code.workers))
+        )
+        self._closed = False
+        self._backward: _Kept | None = None
+        try:
+            self._forward = _Kept(kept, code, self._engine)
+        except BaseException:
+            self._owned.close()
+            raise
+        super().__init__(dtype=kept.dtype, shape=kept.shape)
+
+    @property
+    def cost(self) -> Cost:
+        """What the coded matrix costs."""
+        return self._forward.cost
+
+    @property
+    def adjoint_cost(self) -> Cost | None:
+        """What the second copy costs, for products with the adjoint."""
+        return None if self._backward is None else self._backward.cost
+
+    def close(self) -> None:
+        """Forget the coded blocks, and stop the workers that were started here. Idempotent."""
+        self._closed = True
+        self._forward.blocks = []
+        self._backward = None
+        self._owned.close()
+
+    def __enter__(self) -> CodedOperator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _matvec(self, x: Any) -> Array:
+        return self._apply(self._forward, np.asarray(x).reshape(-1, 1))[:, 0]
+
+    def _matmat(self, X: Any) -> Array:
+        return self._apply(self._forward, np.asarray(X))
+
+    def _rmatvec(self, x: Any) -> Array:
+        return self._rmatmat(np.asarray(x).reshape(-1, 1))[:, 0]
+
+    def _rmatmat(self, X: Any) -> Array:
+        self._check_open()
+        if self._backward is None:
+            adjoint = self._matrix.conj().T
+            adjoint = sparse.csr_array(adjoint) if sparse.issparse(adjoint) else np.ascontiguousarray(adjoint)
+            self._backward = _Kept(adjoint, self.code, self._engine)
+        return self._apply(self._backward, np.asarray(X))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorkersClosed("this operator has been closed")
+
+    def _apply(self, kept: _Kept, x: Any) -> Array:
+        self._check_open()
+        x = _finite_operand(x, "the vector")
+        dtype = np.result_type(kept.dtype, x.dtype)
+        if x.shape[1] == 0:
+            return np.empty((kept.rows, 0), dtype)
+        engine, code = self._engine, self.code
+        x = np.ascontiguousarray(x, dtype=np.result_type(x.dtype, np.float32))
+        flat = x[:, 0] if x.shape[1] == 1 else x  # a product with a vector is the faster one
+        sent = [0]
+        with alone(engine):
+            operand = engine.publish(flat)
+
+            def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+                for worker in who:
+                    sent[0] += x.size
+                    yield worker, _multiply, (kept.blocks[worker], operand)
+
+            def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Array:
+                begun = time.perf_counter()
+                run.traffic = Traffic(sent[0], sum(reply.arrays[0].size for reply in replies.values()))
+                decoder = _decoder(code, run, error)
+                rows = [reply.arrays[0].reshape(-1) for reply in replies.values()]
+                check_rounding(decoder, rows[0].dtype)
+                parts = _decoded(decoder, rows, np.iscomplexobj(np.empty(0, dtype)))
+                run.decode_seconds = time.perf_counter() - begun
+                self.run, self.rounds = run, self.rounds + 1
+                product = parts.reshape(-1, x.shape[1])[: kept.rows]
+                return np.asarray(product.astype(dtype, copy=False))
+
+            result: Array = gather(
+                engine,
+                code.active,
+                send,
+                self.stop,
+                code.sufficient,
+                faults=self._faults,
+                notify=self._on_event,
+                noise=self._noise,
+                patience=self._patience,
+                use=use,
+            )
+            return result
+
+
+def _decoder(code: Code, run: Run, error: Callable[[str], Exception]) -> Decoder:
+    if not run.responders:
+        raise error("nobody answered")
+    try:
+        return code.decoder(run.responders)
+    except TooFewResponders as short:
+        raise error(str(short)) from None
+
+
+def _decoded(decoder: Decoder, rows: list[Array], complex_: bool) -> Array:
+    """(targets, size): the blocks, real where the operands were, whatever the code."""
+    leaf = _blocks.Leaf(rows, rows[0].shape, rows[0].dtype, None)
+    out = np.empty((len(decoder.matrix), leaf.size), np.result_type(decoder.matrix, rows[0].dtype, np.float64))
+    _blocks.apply(decoder.matrix, leaf, out, double=True)
+    return out if complex_ or not np.iscomplexobj(out) else np.ascontiguousarray(out.real)
+
+
+def check_rounding(decoder: Decoder, dtype: Any) -> None:
+    """Warn where rounding of the replies may cost half of the digits, or too few answered; refuse where it eats all."""
+    code, epsilon = decoder.code, float(np.finfo(dtype).eps)
+    loss = epsilon * decoder.lebesgue_constant
+    figures = f"{code!r}, {len(decoder.responders)} responders, Lebesgue constant {decoder.lebesgue_constant:.3g}"
+    if not loss < _REFUSE:
+        raise UnsafeDecode(
+            f"decoding would amplify the rounding of {dtype} replies to {loss:.1e} of the product ({figures}): wait for "
+            "more workers, compute in a higher precision, or use a code with a smaller noise amplification"
+        )
+    if code.approximates(decoder.responders):
+        _warn(
+            f"{len(decoder.responders)} answers are too few for an exact product: even the identity is recovered with a "
+            f"residual of {decoder.residual:.3g}, {decoder.worst_residual:.3g} in the worst block ({figures})"
+        )
+    elif loss > math.sqrt(epsilon):
+        _warn(f"rounding of {dtype} replies may cost {loss:.1e} of the product ({figures})")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(ApproximationWarning(text), stacklevel=6)
+
+
+# -- products of two matrices -------------------------------------------------------------------------------------------
+
+
+def _cut(matrix: Any, rows: int, columns: int) -> list[Any]:
+    """rows x columns equal blocks, row by row, padded by zeros; sparse ones stay sparse."""
+    height, width = (-(-size // parts) for size, parts in zip(matrix.shape, (rows, columns), strict=True))
+    if sparse.issparse(matrix):
+        padded = matrix.copy()
+        padded.resize((rows * height, columns * width))
+    else:
+        padded = np.zeros((rows * height, columns * width), matrix.dtype)
+        padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    cut = [
+        padded[i * height : (i + 1) * height, j * width : (j + 1) * width] for i in range(rows) for j in range(columns)
+    ]
+    return cut if sparse.issparse(matrix) else [np.ascontiguousarray(block) for block in cut]
+
+
+def _default_product_code(workers: Any, shape: tuple[int, int]) -> PolynomialCode:
+    """Three quarters of the workers multiply blocks as square as the product allows."""
+    n = _DEFAULT_WORKERS if workers is None else workers if isinstance(workers, int) else len(workers)
+    need = max(1, n * 3 // 4)
+    splits = [p for p in range(1, need + 1) if need % p == 0]
+    p = min(splits, key=lambda p: abs(math.log(shape[0] / p) - math.log(shape[1] * p / need)))
+    return PolynomialCode(n, p, need // p)
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    code: ProductCode | DataCode | None = None,
+    workers: Workers | int | None = None,
+    stop: StopRule | None = None,
+    *,
+    faults: Mapping[int, Fault] | None = None,
+    noise: Noise | None = None,
+    progress: bool | None = None,
+    on_event: Callable[[RoundEvent], None] | None = None,
+) -> Result:
+    """The product A B, from whichever workers answer: each multiplies one coded block of A by one of B.
+
+    Parameters
+    ----------
+    a : (r, s) array or SciPy sparse matrix
+    b : (s, t) array or SciPy sparse matrix
+        Shapes that the code's cuts do not divide are padded by zeros, which are cut off again. Mixtures of sparse blocks
+        have the non-zeros of all that is mixed; where that matters use a `SystematicMDSCode`, whose first workers get
+        blocks of A as they are.
+    code : ProductCode or DataCode, optional
+        `PolynomialCode` (default; p n threshold), `KhatriRaoCode`, `MatDotCode`, `EntangledPolynomialCode`; or a data
+        code, which codes rows of A and sends B to everybody.
+    workers, stop, faults, noise, progress, on_event
+        As in `anyk.map`.
+
+    Returns
+    -------
+    Result
+        Its `value` is the (r, t) product, dense, of the operands' floating dtype; ``np.asarray(result)`` is it, too.
+
+    Raises
+    ------
+    BlocksError
+        Operands that are not finite numeric matrices, or whose inner dimensions differ.
+    TooFewResponders, TaskFailed, UnsafeDecode
+        As in `anyk.map`.
+
+    Warns
+    -----
+    ApproximationWarning
+        Where rounding may cost more than half of the digits, or fewer answers than an exact product needs were taken.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    >>> with anyk.ThreadWorkers(6) as workers:
+    ...     result = anyk.matmul(a, b, code=anyk.PolynomialCode(6, p=2, n=2), workers=workers, faults={1: anyk.Raise()})
+    >>> np.round(result.value, 9)
+    array([[20., 23., 26., 29.],
+           [56., 68., 80., 92.]])
+    """
+    left, right = _as_matrix(a, "a"), _as_matrix(b, "b")
+    if left.shape[1] != right.shape[0]:
+        raise BlocksError(f"a has {left.shape[1]} columns and b {right.shape[0]} rows: they must be equally many")
+    workers = int(workers) if isinstance(workers, np.integer) else workers
+    check_call(_product, workers, stop, faults)
+    check_noise(noise)
+    if code is None:
+        code = _default_product_code(workers, (left.shape[0], right.shape[1]))
+    if not isinstance(code, ProductCode | DataCode):
+        raise TypeError(f"code must be a product code such as PolynomialCode(8, p=2, n=3), got {code!r}")
+    check_call(_product, workers, stop, faults, code.workers)
+    chosen = code
+    rule = stop if stop is not None else Sufficient()
+    rule.check(len(chosen.active))
+    if isinstance(chosen, DataCode) and chosen.approximate:
+        raise ValueError(f"{chosen!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
+    if not chosen.sufficient(chosen.active):
+        raise TooFewResponders(f"{chosen!r} needs {chosen.threshold} answers and has {len(chosen.active)} workers")
+    dtype = np.result_type(left.dtype, right.dtype)
+    with ExitStack() as stack:
+        bar = progress_bar(progress, chosen.workers)
+        if bar is not None:
+            stack.callback(bar.close)
+        listeners: list[Callable[[RoundEvent], None]] = [each for each in (on_event, bar) if each is not None]
+
+        def notify(event: RoundEvent) -> None:
+            for listener in listeners:
+                listener(event)
+
+        engine = workers if isinstance(workers, Workers) else stack.enter_context(LocalWorkers(chosen.workers))
+        stack.enter_context(alone(engine))
+        operands: _Rows | _Blocks
+        if isinstance(chosen, DataCode):
+            operands = _Rows(chosen, left, right, engine)
+        else:
+            operands = _Blocks(chosen, left, right, engine)
+        p, n = operands.grid
+
+        def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
+            run.encode_seconds = operands.seconds
+            run.traffic = Traffic(operands.sent, sum(reply.arrays[0].size for reply in replies.values()))
+            begun = time.perf_counter()
+            decoder = _decoder(chosen, run, error)
+            shape = next(iter(replies.values())).arrays[0].shape
+            rows = [reply.arrays[0].reshape(-1) for reply in replies.values()]
+            check_rounding(decoder, rows[0].dtype)
+            parts = _decoded(decoder, rows, np.iscomplexobj(np.empty(0, dtype))).reshape(p, n, *shape)
+            value = parts.transpose(0, 2, 1, 3).reshape(p * shape[0], n * shape[1])
+            value = value[: left.shape[0], : right.shape[1]].astype(dtype)
+            run.decode_seconds = time.perf_counter() - begun
+            return Result(value, run, decoder)
+
+        result: Result = gather(
+            engine,
+            chosen.active,
+            operands.send,
+            rule,
+            chosen.sufficient,
+            faults=faults,
+            notify=notify if listeners else None,
+            noise=noise,
+            use=use,
+        )
+        return result
+
+
+class _Rows:
+    """Rows of A coded by a data code, B for everybody."""
+
+    def __init__(self, code: DataCode, a: Any, b: Any, engine: Workers) -> None:
+        self.grid = code.blocks, 1
+        self.kept = _Kept(a, code, engine)
+        self.b, self.size = engine.publish(b), _entries(b)
+        self.seconds, self.sent = self.kept.cost.seconds, 0
+
+    def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        self.sent += len(who) * self.size + self.kept.cost.stored * len(who) // len(self.kept.blocks)
+        for worker in who:
+            yield worker, _product, ((None, None), self.kept.blocks[worker], self.b)
+
+
+class _Blocks:
+    """Blocks of both operands coded by a product code, worker by worker."""
+
+    def __init__(self, code: ProductCode, a: Any, b: Any, engine: Workers) -> None:
+        p, m, n = code.splits
+        self.grid = p, n
+        self.engine, self.seconds, self.sent = engine, 0.0, 0
+        self.sides = [(code.left, _cut(a, p, m)), (code.right, _cut(b, m, n))]
+        self.leaves = [
+            None
+            if sparse.issparse(parts[0])
+            else _blocks.Leaf([x.reshape(-1) for x in parts], parts[0].shape, x_type, None)
+            for (_, parts), x_type in zip(self.sides, (a.dtype, b.dtype), strict=True)
+        ]
+
+    def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        for worker in who:
+            begun = time.perf_counter()
+            dense = [leaf for leaf in self.leaves if leaf is not None]
+            layouts = [
+                ((leaf.size,), _blocks.coded_dtype(rows, leaf.dtype))
+                for (rows, _), leaf in zip(self.sides, self.leaves, strict=True)
+                if leaf is not None
+            ]
+            outs = iter(self.engine.allocate(worker, layouts) if dense else [])
+            coded: list[Any] = []
+            for (rows, parts), leaf in zip(self.sides, self.leaves, strict=True):
+                if leaf is None:
+                    coded.append(_combine_sparse(rows[worker], parts))
+                else:
+                    coded.append(next(outs))
+                    _blocks.apply(rows[[worker]], leaf, [coded[-1]])
+            shapes = tuple(None if leaf is None else leaf.shape for leaf in self.leaves)
+            self.sent += sum(_entries(each) for each in coded)
+            self.seconds += time.perf_counter() - begun
+            yield worker, _product, (shapes, *coded)
