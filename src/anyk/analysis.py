@@ -14,27 +14,52 @@ from numpy.typing import NDArray
 
 from .codes.base import Code
 from .codes.gradient import GradientCode
+from .codes.harmonic import HarmonicFrameCode
+from .codes.product import ProductCode
 from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
+from .frames import coherence, is_equiangular, singular_responders
+from .spectra import Manova
 
-__all__ = ["Figures", "Spread", "compare", "figures", "sample_responders"]
+__all__ = [
+    "Figures",
+    "Spread",
+    "compare",
+    "eigenvalues",
+    "figures",
+    "frame_figures",
+    "sample_responders",
+    "worst_responders",
+]
 
 _OF_DECODERS = ("residual", "noise_amplification", "lebesgue_constant", "condition")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, median and worst (largest) of a figure over responder sets; NaN where no set could be decoded."""
+    """A figure over responder sets; NaN where no set could be decoded.
+
+    Attributes
+    ----------
+    mean, median : float
+    worst : float
+        The largest.
+    log_mean : float
+        Mean of the decimal logarithms, which heavy tails do not dominate; -inf where a value is zero.
+    """
 
     mean: float
     median: float
     worst: float
+    log_mean: float = math.nan
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """The spread of some values."""
         if len(values) == 0:
             return cls(math.nan, math.nan, math.nan)
-        return cls(float(np.mean(values)), float(np.median(values)), float(np.max(values)))
+        with np.errstate(divide="ignore"):
+            logs = float(np.mean(np.log10(values)))
+        return cls(float(np.mean(values)), float(np.median(values)), float(np.max(values)), logs)
 
 
 @dataclass(frozen=True)
@@ -147,6 +172,9 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
     # Gradient codes cut a reply into chunks, each with its own columns of a generator that may be sparse.
     chunks = code.chunks if isinstance(code, GradientCode) else 1
     combined = code.placement if isinstance(code, GradientCode) else code.generator
+    load = float(np.count_nonzero(combined) / code.workers)
+    if isinstance(code, ProductCode):
+        load = float((np.count_nonzero(code.left) + np.count_nonzero(code.right)) / code.workers)
     return Figures(
         code=repr(code),
         workers=code.workers,
@@ -158,7 +186,7 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
         failures=(count - len(rows)) / count,
         **dict(zip(_OF_DECODERS, spreads, strict=True)),
         traffic=(2 if np.iscomplexobj(code._rows([0])) else 1) / chunks,
-        load=float(np.count_nonzero(combined) / code.workers),
+        load=load,
     )
 
 
@@ -173,6 +201,123 @@ def compare(codes: Iterable[Code], responders: int, trials: int = 200, seed: int
     [('nothing', 0.0), ('any', 0.018)]
     """
     return [figures(code, responders, trials, seed) for code in codes]
+
+
+def worst_responders(
+    code: Code, responders: int, rng: int | np.random.Generator = 0, *, starts: int = 200, sweeps: int = 3
+) -> tuple[int, ...]:
+    """The loudest set of that many workers that a search finds: what could happen, not what usually does.
+
+    Random, contiguous and evenly spaced gaps are tried, and the workers that a greedy search drops one at a time; from
+    the loudest, one worker at a time is exchanged as long as that makes it louder. A set that cannot be decoded is the
+    worst there is.
+
+    Parameters
+    ----------
+    code : Code
+    responders : int
+    rng : int or numpy.random.Generator
+    starts : int
+        Random sets to begin with.
+    sweeps : int
+        Rounds of exchanges.
+
+    Returns
+    -------
+    tuple of int
+        Rising; its amplification is ``code.decoder(set).noise_amplification``.
+
+    Examples
+    --------
+    >>> from anyk import ChebyshevCode
+    >>> worst_responders(ChebyshevCode(12, 9), 9) # a gap at an end
+    (3, 4, 5, 6, 7, 8, 9, 10, 11)
+    """
+    _check(code, responders, starts)
+    n, generator = code.workers, np.random.default_rng(rng)
+    rows = code._rows(range(n))
+    rows, target = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows), code.target
+
+    def loudness(present: NDArray[np.bool_]) -> float:
+        values = rows[present]
+        try:
+            return float(np.linalg.norm(np.linalg.lstsq(values.conj().T, target.conj().T, rcond=1e-15)[0]))
+        except np.linalg.LinAlgError:
+            return math.inf
+
+    def without(missing: Any) -> NDArray[np.bool_]:
+        present = np.ones(n, dtype=bool)
+        present[np.asarray(missing, dtype=np.intp) % n] = False
+        return present
+
+    gone = n - responders
+    gaps: list[Any] = [np.arange(start, start + gone) for start in range(0, n, 1 + n // 200)]
+    gaps += [start + step * np.arange(gone) for step in range(2, n // max(gone, 1) + 1) for start in range(step)]
+    gaps += [generator.permutation(n)[:gone] for _ in range(starts)]
+    candidates = [present for present in map(without, gaps) if present.sum() == responders]
+    scores = [loudness(present) for present in candidates]
+    best = max(scores)
+    present = candidates[scores.index(best)].copy()
+    for _ in range(sweeps if gone else 0):
+        before = best
+        for out in np.flatnonzero(~present):
+            for into in np.flatnonzero(present):
+                present[[out, into]] = True, False
+                score = loudness(present)
+                if score > best * 1.01:
+                    best = score
+                    break
+                present[[out, into]] = False, True
+        if best <= before:
+            break
+    return tuple(np.flatnonzero(present).tolist())
+
+
+def eigenvalues(
+    code: Code, responders: int, trials: int = 100, rng: int | np.random.Generator = 0
+) -> NDArray[np.float64]:
+    """Eigenvalues of G_S* G_S over random responder sets, beside which `Manova` and `MarchenkoPastur` can be laid.
+
+    Returns
+    -------
+    (trials, blocks) float64, rising along each row
+    """
+    sets = sample_responders(code, responders, trials, rng)
+    rows = (np.asarray(code.generator)[subset] for subset in sets)
+    return np.stack([np.linalg.eigvalsh(part.conj().T @ part) for part in rows])
+
+
+def frame_figures(
+    workers: int,
+    powers: Iterable[int],
+    responders: int,
+    trials: int = 400,
+    seed: int = 0,
+    real: bool = False,
+) -> dict[str, Any]:
+    """Figures of a harmonic frame over random survivors: noise amplification, coherence, known singular sets.
+
+    Examples
+    --------
+    >>> row = frame_figures(13, [0, 1, 3, 9], responders=9)
+    >>> row["equiangular"], row["singular"]
+    (True, False)
+    """
+    powers = [int(z) for z in powers]
+    code = HarmonicFrameCode(workers, powers, real=real)
+    values = eigenvalues(code, responders, trials, seed)
+    amplification = np.where(values[:, 0] > 1e-12, 1 / np.maximum(values, 1e-300).T, np.inf).mean(axis=0)
+    return {
+        "coherence": coherence(code.generator),
+        "equiangular": is_equiangular(code.generator),
+        "mean": float(amplification.mean()),
+        "median": float(np.median(amplification)),
+        "log_mean": float(np.log10(amplification).mean()),
+        "p99": float(np.quantile(amplification, 0.99, method="higher")),
+        "worst": float(amplification.max()),
+        "singular": singular_responders(workers, powers, responders) is not None,
+        "manova": Manova(len(powers) / workers, responders / len(powers)).amplification,
+    }
 
 
 def _check(code: Code, responders: int, trials: int) -> None:

@@ -1,9 +1,9 @@
-"""The command line: ``anyk map``, ``train``, ``codes``, ``compare``, ``reproduce`` and ``demo``."""
+"""The command line: ``anyk map``, ``train``, ``codes``, ``compare``, ``frame``, ``reproduce`` and ``demo``."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import inspect
 import json
 import math
 import os
@@ -17,13 +17,17 @@ import typer
 
 from .parsing import (
     GRADIENT_CODES,
+    PRODUCT_CODES,
     UsageError,
     data_codes,
+    data_options,
     gradient_options,
     load_function,
+    parse_any_code,
     parse_code,
     parse_gradient_code,
     parse_stop,
+    product_options,
 )
 
 __all__ = ["app", "main"]
@@ -267,6 +271,15 @@ _PAPERS = {
     "lagrange": "Yu et al., Lagrange coded computing, AISTATS 2019",
     "repetition": "the classic",
     "uncoded": "the baseline",
+    "harmonic": "Yosibash and Zamir, coded computing with noise (paper 3)",
+    "gaussian": "paper 3, equation (9)",
+    "vandermonde": "Reed-Solomon over the reals or the circle (paper 3, Definition 2)",
+    "chebyshev": "Fahim and Cadambe, arXiv 1903.08326",
+    "mds": "systematic MDS, arXiv 1512.02673; here docs/design.md",
+    "polynomial": "Yu et al., NIPS 2017; bases in docs/design.md",
+    "khatri-rao": "Subramaniam et al., arXiv 1907.05965",
+    "matdot": "Dutta et al., arXiv 1801.10292",
+    "entangled": "Yu et al., ISIT 2018",
     "nullspace": "paper 2's optimum, well conditioned (docs/design.md)",
     "group": "fractional repetition with an MDS code over chunks (docs/design.md)",
     "universal": "Jahani-Nezhad and Maddah-Ali, heterogeneous gradient coding (paper 2), section III",
@@ -291,9 +304,9 @@ def codes(
 
     _check_targets(json_)
     rows = []
-    for name, kind in data_codes().items():
+    for name in data_codes():
         code = parse_code(name, workers, blocks)
-        options = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in ("workers", "blocks")}
+        options = data_options(name)
         rows.append(
             {
                 "code": name,
@@ -317,7 +330,24 @@ def codes(
                 "paper": _PAPERS[name],
             }
         )
+    for name in PRODUCT_CODES:
+        count = min(blocks, (workers + 1) // 2) if name == "matdot" else blocks
+        code = parse_any_code(
+            f"{name}:p=1,m=2,n={max(1, (workers - 1) // 2)}" if name == "entangled" else name, workers, count
+        )
+        mixed = np.count_nonzero(code.left) + np.count_nonzero(code.right)
+        rows.append(
+            {
+                "code": name,
+                "options": ", ".join(f"{key}={value}" for key, value in product_options(name).items()),
+                "exact_for": code.exact_for,
+                "threshold": code.threshold,
+                "blocks_mixed_per_worker": float(mixed / workers),
+                "paper": _PAPERS[name],
+            }
+        )
     notes = (
+        "From polynomial on: codes for products of matrices (`anyk.matmul`).",
         "From nullspace on: gradient codes, for sums of results; here for two stragglers, a partition per worker.",
     )
     _show(f"Codes over {workers} workers and {blocks} blocks", rows, json_ == "-", notes)
@@ -340,10 +370,7 @@ def compare(
     _check_targets(json_)
     if not 1 <= responders <= workers:
         raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
-    parsed = [
-        (parse_gradient_code if text.partition(":")[0] in GRADIENT_CODES else parse_code)(text, workers, blocks)
-        for text in code
-    ]
+    parsed = [parse_any_code(text, workers, blocks) for text in code]
     records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
     for text, record in zip(code, records, strict=True):
         record["code"] = text
@@ -373,7 +400,8 @@ def _lines(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @app.command(
-    epilog="Figures: bacc-fig1 ... bacc-fig5, gradient-tradeoff, gradient-approximation, training. "
+    epilog="Figures: bacc-fig1 ... bacc-fig5, gradient-tradeoff, gradient-approximation, training, "
+    "noise-fig3, noise-spectrum, noise-worst, noise-models, product-bases. "
     "Example: anyk reproduce bacc-fig4 --trials 2000 --plot fig4.png"
 )
 def reproduce(
@@ -382,6 +410,9 @@ def reproduce(
         typer.Argument(metavar="FIGURE", help="A figure's name; see below."),
     ],
     trials: Annotated[int | None, typer.Option(min=1, help="Straggler sets a point (rounds, for training).")] = None,
+    responders: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="k/n of noise-fig3, noise-spectrum and noise-worst.")
+    ] = None,
     plot: Plot = None,
     json_: Json = None,
     seed: Seed = 0,
@@ -392,7 +423,12 @@ def reproduce(
     if figure not in FIGURES:
         raise UsageError(f"no figure is called {figure!r}: choose one of {', '.join(FIGURES)}")
     _check_targets(json_, plot)
-    table = FIGURES[figure](seed, **({} if trials is None else {"trials": trials}))
+    options: dict[str, Any] = {} if trials is None else {"trials": trials}
+    if responders is not None:
+        if "share" not in inspect.signature(FIGURES[figure]).parameters:
+            raise UsageError(f"{figure} has no --responders")
+        options["share"] = responders
+    table = FIGURES[figure](seed, **options)
     _show(table.title, table.shown(), json_ == "-", table.notes)
     _write_json(json_, {"figure": figure, "title": table.title, "seed": seed, "rows": table.rows, "notes": table.notes})
     if plot is not None:
@@ -444,6 +480,8 @@ def train(
     count = partitions if partitions is not None else max(1, workers // 2) if mixing else workers
     if mixing:
         chosen = parse_code(code, workers, count)
+        if chosen.exact_for in ("linear", "polynomial"):
+            raise UsageError(f"{code} is for {chosen.exact_for} functions, and gradients are none: use berrut")
     else:
         chosen = parse_gradient_code(code, workers, count, stragglers=stragglers, adversaries=liars, seed=seed)
     if liars and getattr(chosen, "adversaries", 0) < liars:
@@ -504,6 +542,63 @@ def train(
                     f"{seconds:.3g} s  {sent:,} numbers out, {received:,} back{tail}"
                 )
     _write_json(json_, {"code": repr(chosen), "skew": skew, "stragglers": stragglers, "liars": liars, "epochs": rows})
+
+
+@app.command(epilog="Example: anyk frame --workers 100 --blocks 50 --search 10 --output frame.json")
+def frame(
+    workers: Annotated[int, typer.Option(min=1, help="n.")],
+    blocks: Annotated[int, typer.Option(min=1, help="m, the number of powers.")],
+    responders: Annotated[int | None, typer.Option(min=1, help="k, how many answer; default: four fifths.")] = None,
+    search: Annotated[
+        float, typer.Option(min=0, help="Seconds to search for powers; 0: a fixed number of steps.")
+    ] = 0.0,
+    real: Annotated[bool, typer.Option("--real", help="Powers closed under negation: a real frame.")] = False,
+    trials: Annotated[int, typer.Option(min=1, help="Survivor sets to draw.")] = 400,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.json", help="Where the best powers and their figures go."),
+    ] = None,
+    json_: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Find a quiet harmonic frame: powers whose noise amplification stays low whoever is missing."""
+    from . import frames
+    from .analysis import frame_figures
+    from .difference_sets import difference_family, difference_set
+
+    _check_targets(json_, **({} if output is None else {"output": output}))
+    if blocks > workers:
+        raise UsageError(f"{blocks} blocks need at least as many workers, got --workers {workers}")
+    k = responders if responders is not None else max(blocks, round(0.8 * workers))
+    if not blocks <= k <= workers:
+        raise UsageError(f"--responders must lie in {blocks}..{workers} (blocks .. workers), got {k}")
+    found: dict[str, Any] = {
+        "optimized": frames.optimized_powers(workers, blocks, seed, real=real, responders=k, seconds=search or None),
+        "random": frames.random_powers(workers, blocks, seed, real=real),
+        "consecutive": range(blocks),
+    }
+    family = None if real else difference_family(workers, blocks)
+    if family is not None:
+        found = {f"difference set ({family})": difference_set(workers, blocks), **found}
+    rows = [
+        {"powers": name} | frame_figures(workers, powers, k, trials, seed + 1, real and name != "consecutive")
+        for name, powers in found.items()
+    ]
+    best = min(range(len(rows)), key=lambda index: (rows[index]["singular"], rows[index]["mean"]))
+    name = rows[best]["powers"]
+    notes = (
+        f"Welch bound {frames.welch_bound(workers, blocks):.6g}; amplification at least {blocks / k:.4g} (m/k), "
+        f"MANOVA's {rows[0]['manova']:.4g}; {trials} survivor sets; singular: whether a set of {k} answers is known to "
+        "leave no solution.",
+        f"Best: {name}: {', '.join(map(str, sorted(int(z) for z in found[name])))}",
+    )
+    shown = [{key: value for key, value in row.items() if key != "manova"} for row in rows]
+    _show(f"{k} of {workers} workers, {blocks} blocks", shown, json_ == "-", notes)
+    record = {"workers": workers, "blocks": blocks, "responders": k, "seed": seed, "real": real, "best": name,
+              "powers": [int(z) for z in found[name]], "figures": rows}  # fmt: skip
+    if output is not None:
+        _write_json(str(output), record)
+    _write_json(json_, record)
 
 
 @app.command(epilog="Example: anyk demo --output demo-output")

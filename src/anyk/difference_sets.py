@@ -55,7 +55,8 @@ def difference_set(n: int, m: int) -> NDArray[np.int64]:
 
     References
     ----------
-    Xia, Zhou and Giannakis, Achieving the Welch bound with difference sets, 2005; Baumert, Cyclic difference sets, 1971.
+    Xia, Zhou and Giannakis, Achieving the Welch bound with difference sets, 2005; Baumert, Cyclic difference sets,
+    1971.
 
     Examples
     --------
@@ -115,7 +116,7 @@ def _nearest(n: int, m: int) -> str:
     return f"The nearest known has {min(found)[2]} modulo {min(found)[1]}; " if found else ""
 
 
-# -- families: each tells from (n, m) whether it has such a set, and how to make it -------------------------------------
+# -- families: each tells from (n, m) whether it has such a set, and how to make it -----------------------------------
 
 _Family = Callable[[], NDArray[np.int64]] | None
 
@@ -195,7 +196,7 @@ _FAMILIES: dict[str, Callable[[int, int], _Family]] = {
 }
 
 
-# -- arithmetic ---------------------------------------------------------------------------------------------------------
+# -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def is_prime(n: int) -> bool:

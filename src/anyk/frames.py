@@ -42,7 +42,7 @@ def _sizes(n: int, m: int) -> tuple[int, int]:
     return int(n), int(m)
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 def harmonic_rows(n: int, powers: ArrayLike, samples: ArrayLike | None = None) -> NDArray[np.complex128]:
@@ -94,7 +94,7 @@ def real_harmonic_rows(n: int, powers: ArrayLike) -> Array:
 def nonuniform_samples(
     n: int, periods: int, grid: int, *, pattern: Sequence[int] | None = None, rng: int | np.random.Generator = 0
 ) -> NDArray[np.complex128]:
-    """Points of the circle that repeat a pattern: paper 3, Definition 3, with b `periods` and r points in each's `grid`.
+    """Points of the circle that repeat a pattern: paper 3, Definition 3, b `periods` with r points in each's `grid`.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def nonuniform_samples(
     return np.asarray(np.exp(2j * np.pi * (exponents / (periods * grid))))
 
 
-# -- correlations -----------------------------------------------------------------------------------------------------------
+# -- correlations -----------------------------------------------------------------------------------------------------
 
 
 def welch_bound(n: int, m: int) -> float:
@@ -185,7 +185,7 @@ def is_equiangular(frame: ArrayLike, tolerance: float = 1e-9) -> bool:
     return bool(m <= n and (np.abs(_correlations(frame) - welch_bound(n, m)) <= tolerance).all())
 
 
-# -- survivors that leave no answer -----------------------------------------------------------------------------------------
+# -- survivors that leave no answer -----------------------------------------------------------------------------------
 
 
 def distance_bound(n: int, powers: ArrayLike) -> int:
@@ -226,7 +226,7 @@ def singular_responders(n: int, powers: ArrayLike, responders: int) -> NDArray[n
     Examples
     --------
     >>> singular_responders(12, [0, 4, 8, 1], 4)
-    array([0, 3, 6, 9])
+    array([0, 1, 6, 7])
     """
     z = np.unique(np.asarray(powers, dtype=np.int64) % n)
     for order in range(2, n):
@@ -238,7 +238,7 @@ def singular_responders(n: int, powers: ArrayLike, responders: int) -> NDArray[n
     return None
 
 
-# -- power sets -------------------------------------------------------------------------------------------------------------
+# -- power sets -------------------------------------------------------------------------------------------------------
 
 
 def random_powers(n: int, m: int, rng: int | np.random.Generator = 0, *, real: bool = False) -> Powers:

@@ -35,7 +35,7 @@ __all__ = ["CodedOperator", "Cost", "matmul"]
 
 Array = NDArray[Any]
 _REFUSE = 0.1  # share of the product that rounding may cost
-_PATIENCE = 0.02  # seconds; starting a worker afresh takes half of it, and what it held is sent again by reference
+_PATIENCE = 0.005  # seconds; about what starting a worker afresh takes, and what it held is sent again by reference
 _DENSE = 0.3  # share of non-zero entries from which a coded block is kept dense
 _DEFAULT_WORKERS = 8
 
@@ -184,18 +184,18 @@ class _Kept:
 
 
 class CodedOperator(LinearOperator):  # type: ignore[misc]
-    """A matrix on workers that may stall or die, as a SciPy LinearOperator: `cg`, `gmres`, `lsqr`, `eigsh` run unchanged.
+    """A matrix on workers that may stall or die, as a SciPy LinearOperator: `cg`, `lsqr`, `eigsh` run unchanged.
 
-    The rows are cut into `code.blocks` equal parts, encoded once, and stay on the workers. A product sends the vector to
-    all of them and ends with the first sufficient answers; stragglers are not waited for, and workers that died or hang
-    are started afresh when they are needed. Products with the adjoint (`rmatvec`, ``A.H``) need a second coded copy, of
-    the columns, which is made when the first such product is asked for.
+    The rows are cut into `code.blocks` equal parts, encoded once, and stay on the workers. A product sends the vector
+    to all of them and ends with the first sufficient answers; stragglers are not waited for, and workers that died or
+    hang are started afresh when they are needed. Products with the adjoint (`rmatvec`, ``A.H``) need a second coded
+    copy, of the columns, which is made when the first such product is asked for.
 
     Parameters
     ----------
     matrix : (M, N) array or SciPy sparse matrix
-        Real or complex; integers become float64. Sparse blocks stay sparse, but those of workers that hold mixtures have
-        the non-zeros of all that is mixed: `cost` tells. With `SystematicMDSCode` only ``workers - blocks`` do.
+        Real or complex; integers become float64. Sparse blocks stay sparse, but those of workers that hold mixtures
+        have the non-zeros of all that is mixed: `cost` tells. With `SystematicMDSCode` only ``workers - blocks`` do.
     code : DataCode, optional
         One that is exact for linear functions; default `SystematicMDSCode` with a quarter of the workers to spare.
     workers : Workers or int, optional
@@ -234,7 +234,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
     Warns
     -----
     ApproximationWarning
-        Where rounding may cost more than half of the digits, or a stop rule takes fewer answers than exact products need.
+        Where rounding may cost more than half of the digits, or a stop rule takes fewer answers than are needed.
 
     Examples
     --------
@@ -410,13 +410,13 @@ def check_rounding(decoder: Decoder, dtype: Any) -> None:
     figures = f"{code!r}, {len(decoder.responders)} responders, Lebesgue constant {decoder.lebesgue_constant:.3g}"
     if not loss < _REFUSE:
         raise UnsafeDecode(
-            f"decoding would amplify the rounding of {dtype} replies to {loss:.1e} of the product ({figures}): wait for "
-            "more workers, compute in a higher precision, or use a code with a smaller noise amplification"
+            f"decoding would amplify the rounding of {dtype} replies to {loss:.1e} of the product ({figures}): wait "
+            "for more workers, compute in a higher precision, or use a code with a smaller noise amplification"
         )
     if code.approximates(decoder.responders):
         _warn(
-            f"{len(decoder.responders)} answers are too few for an exact product: even the identity is recovered with a "
-            f"residual of {decoder.residual:.3g}, {decoder.worst_residual:.3g} in the worst block ({figures})"
+            f"{len(decoder.responders)} answers are too few for an exact product: even the identity is recovered with "
+            f"a residual of {decoder.residual:.3g}, {decoder.worst_residual:.3g} in the worst block ({figures})"
         )
     elif loss > math.sqrt(epsilon):
         _warn(f"rounding of {dtype} replies may cost {loss:.1e} of the product ({figures})")
@@ -426,7 +426,7 @@ def _warn(text: str) -> None:
     warnings.warn(ApproximationWarning(text), stacklevel=6)
 
 
-# -- products of two matrices -------------------------------------------------------------------------------------------
+# -- products of two matrices -----------------------------------------------------------------------------------------
 
 
 def _cut(matrix: Any, rows: int, columns: int) -> list[Any]:
@@ -471,9 +471,9 @@ def matmul(
     ----------
     a : (r, s) array or SciPy sparse matrix
     b : (s, t) array or SciPy sparse matrix
-        Shapes that the code's cuts do not divide are padded by zeros, which are cut off again. Mixtures of sparse blocks
-        have the non-zeros of all that is mixed; where that matters use a `SystematicMDSCode`, whose first workers get
-        blocks of A as they are.
+        Shapes that the code's cuts do not divide are padded by zeros, which are cut off again. Mixtures of sparse
+        blocks have the non-zeros of all that is mixed; where that matters use a `SystematicMDSCode`, whose first
+        workers get blocks of A as they are.
     code : ProductCode or DataCode, optional
         `PolynomialCode` (default; p n threshold), `KhatriRaoCode`, `MatDotCode`, `EntangledPolynomialCode`; or a data
         code, which codes rows of A and sends B to everybody.

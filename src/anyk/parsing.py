@@ -17,13 +17,17 @@ import typer
 
 __all__ = [
     "GRADIENT_CODES",
+    "PRODUCT_CODES",
     "UsageError",
     "data_codes",
+    "data_options",
     "gradient_options",
     "load_function",
+    "parse_any_code",
     "parse_code",
     "parse_gradient_code",
     "parse_stop",
+    "product_options",
 ]
 
 
@@ -40,7 +44,132 @@ def data_codes() -> dict[str, Any]:
         "lagrange": codes.LagrangeCode,
         "repetition": codes.RepetitionCode,
         "uncoded": codes.UncodedCode,
+        "harmonic": _harmonic,
+        "gaussian": codes.GaussianFrameCode,
+        "vandermonde": codes.VandermondeCode,
+        "chebyshev": codes.ChebyshevCode,
+        "mds": codes.SystematicMDSCode,
     }
+
+
+def _harmonic(
+    workers: int,
+    blocks: int,
+    powers: str = "optimized",
+    real: bool = False,
+    seed: int = 0,
+    below_threshold: str = "raise",
+) -> Any:
+    """Powers by the name of the way to choose them."""
+    from .codes import HarmonicFrameCode
+    from .difference_sets import difference_set
+    from .frames import optimized_powers, random_powers
+
+    makers: dict[str, Callable[[], Any]] = {
+        "optimized": lambda: optimized_powers(workers, blocks, seed, real=real),
+        "random": lambda: random_powers(workers, blocks, seed, real=real),
+        "difference": lambda: difference_set(workers, blocks),
+        "consecutive": lambda: range(blocks),
+    }
+    if powers not in makers:
+        raise ValueError(f"powers must be one of {', '.join(makers)}, got {powers!r}")
+    if blocks > workers:
+        raise ValueError(f"{blocks} blocks need at least as many workers, got workers={workers}")
+    return HarmonicFrameCode(workers, makers[powers](), real=real, below_threshold=below_threshold)  # type: ignore[arg-type]
+
+
+def _near_square(count: int) -> int:
+    """The divisor of count next to its root, from below."""
+    return max(d for d in range(1, count + 1) if count % d == 0 and d * d <= count)
+
+
+def _outer(kind: str) -> Callable[..., Any]:
+    """Product codes that need p n answers; p n is the number of blocks unless said otherwise."""
+
+    def build(workers: int, blocks: int, p: int = 0, n: int = 0, seed: int = 0, **options: Any) -> Any:
+        from . import codes
+
+        p = p or (max(1, blocks // n) if n else _near_square(blocks))
+        return getattr(codes, kind)(workers, p, n or max(1, blocks // p), rng=seed, **options)
+
+    return build
+
+
+def _matdot(workers: int, blocks: int, m: int = 0, **options: Any) -> Any:
+    from .codes import MatDotCode
+
+    return MatDotCode(workers, m or blocks, **options)
+
+
+def _entangled(workers: int, blocks: int, p: int = 2, m: int = 2, n: int = 0, **options: Any) -> Any:
+    from .codes import EntangledPolynomialCode
+
+    return EntangledPolynomialCode(workers, p, m, n or max(1, blocks // (p * m)), **options)
+
+
+PRODUCT_CODES: dict[str, Callable[..., Any]] = {
+    "polynomial": _outer("PolynomialCode"),
+    "khatri-rao": _outer("KhatriRaoCode"),
+    "matdot": _matdot,
+    "entangled": _entangled,
+}
+
+
+def product_options(name: str) -> dict[str, Any]:
+    """Options of a product code on the command line, and their defaults."""
+    listed = {key: each.default for key, each in inspect.signature(PRODUCT_CODES[name]).parameters.items()}
+    listed = {key: value for key, value in listed.items() if key not in ("workers", "blocks", "options")}
+    bases = {"polynomial": "harmonic", "matdot": "harmonic", "entangled": "circle"}
+    return listed | ({"basis": bases[name]} if name in bases else {}) | {"below_threshold": "raise"}
+
+
+def data_options(name: str) -> dict[str, Any]:
+    """Options of a data code on the command line, and their defaults."""
+    kind = data_codes()[name]
+    if dataclasses.is_dataclass(kind):
+        listed = {each.name: each.default for each in dataclasses.fields(kind)}
+    else:
+        listed = {key: each.default for key, each in inspect.signature(kind).parameters.items()}
+    return {key: value for key, value in listed.items() if key not in ("workers", "blocks")}
+
+
+def _options(name: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
+    """``option=value,option=value`` as the types of the defaults."""
+    options: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if key not in known or not equals:
+            raise UsageError(f"{name} has no option {part!r}: {', '.join(known) or 'it has none'} (as option=value)")
+        kind: Any = type(known[key])
+        try:
+            if kind is bool:
+                options[key] = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                    value.lower()
+                ]
+            else:
+                options[key] = kind(value)
+        except (ValueError, KeyError):
+            raise UsageError(f"{key} of {name} must be of type {kind.__name__}, got {value!r}") from None
+    return options
+
+
+def parse_any_code(text: str, workers: int, blocks: int) -> Any:
+    """A data, gradient or product code, by its name.
+
+    Examples
+    --------
+    >>> parse_any_code("matdot:m=4", 9, 4).threshold
+    7
+    """
+    name = text.partition(":")[0]
+    if name in GRADIENT_CODES:
+        return parse_gradient_code(text, workers, blocks)
+    if name not in PRODUCT_CODES:
+        return parse_code(text, workers, blocks)
+    try:
+        return PRODUCT_CODES[name](workers, blocks, **_options(name, text.partition(":")[2], product_options(name)))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _placed(kind: str) -> Callable[..., Any]:
@@ -173,19 +302,11 @@ def parse_code(text: str, workers: int, blocks: int) -> Any:
     """
     name, _, rest = text.partition(":")
     known = data_codes()
+    if name in PRODUCT_CODES:
+        raise UsageError(f"{name} is a code for products of matrices; here choose one of {', '.join(known)}")
     if name not in known:
         raise UsageError(f"no code is called {name!r}: choose one of {', '.join(known)}")
-    options: dict[str, Any] = {}
-    fields = {each.name: each for each in dataclasses.fields(known[name]) if each.name not in ("workers", "blocks")}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in fields or not equals:
-            raise UsageError(f"{name} has no option {part!r}: {', '.join(fields) or 'it has none'} (as option=value)")
-        kind: Any = type(fields[key].default)
-        try:
-            options[key] = kind(value)
-        except ValueError:
-            raise UsageError(f"{key} of {name} must be of type {kind.__name__}, got {value!r}") from None
+    options = _options(name, rest, data_options(name))
     try:
         return known[name](workers=workers, blocks=blocks, **options)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Laws of the eigenvalues of F_S F_S*, the m x m Gram matrix of k surviving unit vectors out of n, for large m.
 
-In the notation of paper 3, gamma = m/n and beta = k/m; the eigenvalues have the mean beta. The mean of their inverses is
-the noise amplification of the pseudo-inverse; no frame has less than 1/beta (Lemma 1).
+In the notation of paper 3, gamma = m/n and beta = k/m; the eigenvalues have the mean beta. The mean of their inverses
+is the noise amplification of the pseudo-inverse; no frame has less than 1/beta (Lemma 1).
 """
 
 from __future__ import annotations

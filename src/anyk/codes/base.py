@@ -147,7 +147,7 @@ class Code(ABC):
     @property
     @abstractmethod
     def exact_for(self) -> Exactness:
-        """What is recovered exactly at the threshold: "any", "polynomial", "bilinear", "linear" functions, "nothing"."""
+        """Functions recovered exactly at the threshold: "any", "polynomial", "bilinear", "linear" or "nothing"."""
 
     @property
     def approximate(self) -> bool:

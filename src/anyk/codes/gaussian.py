@@ -32,11 +32,8 @@ class GaussianFrameCode(FrameCode):
     --------
     >>> code = GaussianFrameCode(workers=9, blocks=4, rng=1)
     >>> x = np.arange(8.0).reshape(4, 2)
-    >>> np.round(code.decoder([8, 1, 3, 2]) @ code.encode(x)[[8, 1, 3, 2]], 9)
-    array([[0., 1.],
-           [2., 3.],
-           [4., 5.],
-           [6., 7.]])
+    >>> bool(np.allclose(code.decoder([8, 1, 3, 2]) @ code.encode(x)[[8, 1, 3, 2]], x))
+    True
     """
 
     workers: int

@@ -37,8 +37,8 @@ class SystematicMDSCode(FrameCode):
     >>> code.generator[:4].tolist() == np.eye(4).tolist()
     True
     >>> x = np.arange(4.0)
-    >>> np.round(code.decoder([5, 2, 4, 0]) @ code.encode(x)[[5, 2, 4, 0]], 9)
-    array([0., 1., 2., 3.])
+    >>> bool(np.allclose(code.decoder([5, 2, 4, 0]) @ code.encode(x)[[5, 2, 4, 0]], x))
+    True
     """
 
     workers: int

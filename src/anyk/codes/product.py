@@ -6,8 +6,8 @@
     worker w returns      y_w = ( sum_ij U[w, ij] A_ij ) ( sum_jl V[w, jl] B_jl )
     the master recovers   C_il  =  sum_{w in S} D_S[il, w] y_w
 
-A concrete code gives the operands' encoders U (`left`) and V (`right`), and the replies as a linear code: `generator` holds
-the replies in terms of some unknowns, `target` the blocks of C in terms of the same.
+A concrete code gives the operands' encoders U (`left`) and V (`right`), and the replies as a linear code: `generator`
+holds the replies in terms of some unknowns, `target` the blocks of C in terms of the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def kron_rows(left: Matrix, right: Matrix) -> Matrix:
 
 
 class ProductCode(Code):
-    """A code for A B; `p`, `m` and `n` are the numbers of blocks in rows of A, along the inner axis, in columns of B."""
+    """A code for A B; A is cut into p x m blocks, B into m x n."""
 
     below_threshold: BelowThreshold = "raise"
 

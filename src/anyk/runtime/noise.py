@@ -1,7 +1,7 @@
 """Noise models: what finite precision or an analog device does to replies, applied by the workers.
 
-A model is called with an array and a random generator that is the worker's own for that round; `variance` predicts the mean
-square error of an entry, which `Decoder.noise_amplification` carries to the result (paper 3, section V).
+A model is called with an array and a random generator that is the worker's own for that round; `variance` predicts the
+mean square error of an entry, which `Decoder.noise_amplification` carries to the result (paper 3, section V).
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ class AdditiveNoise:
     >>> import anyk
     >>> code = anyk.GaussianFrameCode(workers=40, blocks=10, rng=1)
     >>> with anyk.ThreadWorkers(40) as workers:
-    ...     result = anyk.map(
-    ...         lambda x: 2 * x, np.ones((10, 500)), code=code, workers=workers, stop=anyk.All(), noise=AdditiveNoise(0.1)
-    ...     )
-    >>> error = float(np.sqrt(np.mean((result.value - 2) ** 2)))
+    ...     result = anyk.map(np.negative, np.ones((10, 500)), code=code, workers=workers, noise=AdditiveNoise(0.1))
+    >>> error = float(np.sqrt(np.mean((result.value + 1) ** 2)))
     >>> round(error / result.decoder.expected_error(0.1), 1)
     1.0
     """

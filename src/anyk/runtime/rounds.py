@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,7 @@ class _Round:
         self.start = workers.time()
         self.pending: set[int] = set()
         self.waiting: set[int] = set()  # busy with an earlier round
+        self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
         self.groups: dict[tuple[Any, ...], dict[int, Reply]] = {}
         self.best: dict[int, Reply] = {}
@@ -187,7 +189,7 @@ class _Round:
             else:
                 free.append(worker)
         if self.waiting and not stop.possible(Progress((), set(free), 0.0, sufficient)):
-            free = sorted(free + self.relieve())
+            free = sorted(free + self.relieve(lambda who: stop.possible(Progress((), {*free, *who}, 0.0, sufficient))))
         self.start = self.workers.time()
         self.tell("started", detail=len(self.who))
         self.submit(free)
@@ -198,19 +200,29 @@ class _Round:
             if self.workers.drop(worker, restart=True):
                 self.ledger.busy.pop(worker, None)
 
-    def relieve(self) -> list[int]:
-        """Start those afresh who are still at work for an earlier round, as far as the engine can."""
-        relieved = [worker for worker in sorted(self.waiting) if self.restart(worker)]
+    def relieve(self, enough: Callable[[list[int]], bool]) -> list[int]:
+        """Start some of those afresh who are still at work for an earlier round, until there are enough of them.
+
+        The others may become free by themselves: each start costs milliseconds.
+        """
+        relieved: list[int] = []
+        for worker in sorted(self.waiting):
+            if relieved and enough(relieved):
+                break
+            if self.restart(worker):
+                relieved.append(worker)
         self.waiting.difference_update(relieved)
         self.patient = not relieved
+        self.relieved_at = self.elapsed()
         return relieved
 
     def patience(self) -> float:
-        """Seconds into the round after which a worker that is behind, and so needed here, is started afresh."""
+        """Seconds into the round after which workers that are behind, and so needed here, are started afresh."""
         if not self.waiting or self.patient:
             return math.inf
-        answers = self.run.answered_at.values()
-        return max(self.least_patience, 3 * max(answers)) if answers else 60 * _PATIENCE
+        answers = sorted(self.run.answered_at.values())
+        usual = max(self.least_patience, 3 * answers[len(answers) // 2]) if answers else 60 * _PATIENCE
+        return self.relieved_at + usual
 
     def submit(self, who: Sequence[int]) -> None:
         for worker, fn, args in self.send(who):
@@ -310,7 +322,7 @@ class _Round:
                     if not pending or not stop.possible(progress):
                         return False
                     if elapsed >= self.patience():
-                        self.submit(self.relieve())
+                        self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
                         continue
                     due = [at - elapsed for at in (*stop.wakeups(), self.patience()) if elapsed < at < math.inf]
                     arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
@@ -318,6 +330,10 @@ class _Round:
                     self.handle(arrived.popleft())
         finally:  # what came in the same breath, but after the reply that counted
             self.hear(arrived)
+
+    def would_do(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool], more: Collection[int]) -> bool:
+        """Whether the rule were met if these answered, too."""
+        return stop.met(Progress([*self.best, *more], self.pending, self.elapsed(), sufficient))
 
     def another(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Wait for one more reply than the rule asked for; False if none comes in as much time as one may take.
