@@ -23,7 +23,10 @@ Array = NDArray[Any]
 class Noise(Protocol):
     """What `anyk.map`, `anyk.matmul` and `CodedOperator` take as ``noise=``."""
 
-    seed: int
+    @property
+    def seed(self) -> int:
+        """Where the workers' random generators start."""
+        ...
 
     def __call__(self, reply: Array, rng: np.random.Generator) -> Array:
         """The reply, spoilt."""
