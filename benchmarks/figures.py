@@ -1,7 +1,9 @@
-"""Re-make docs/figures.md and its pictures: python benchmarks/figures.py (a few minutes)."""
+"""Re-make docs/figures.md and its pictures: python benchmarks/figures.py [FIGURE ...] (all: a quarter of an hour)."""
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 from run import table as markdown
@@ -14,6 +16,11 @@ SCALE = {"bacc-fig1": 300, "bacc-fig2": 200, "bacc-fig3": 200, "bacc-fig4": 5000
     "gradient-tradeoff": 50,
     "gradient-approximation": 500,
     "training": 150,
+    "noise-fig3": 200,
+    "noise-spectrum": 400,
+    "noise-worst": 200,
+    "noise-models": 40,
+    "product-bases": 200,
 }
 
 
@@ -44,12 +51,27 @@ of its time when the same workers are always slow; fractional repetition is the 
 answer a group and not a fixed number. For shuffled partitions ignoring stragglers is as fast and almost as good, with
 a fifth of the work; where a slow rack holds whole classes it never learns them. Approximate coding of mini-batches
 (BACC) is below ignoring where partitions are shuffled, and far below where they are not.
+
+## Paper 3, and products of matrices
+
+Coded computing with noise: its figure 3 (noise-fig3), the laws behind it (noise-spectrum), what the worst survivors
+cost (noise-worst), predicted and real errors under noise (noise-models), and the bases of product codes (product-bases).
+
+What stands out: random powers come within a few per cent of MANOVA's law (below it, at m = 50) and optimized ones gain
+most in the worst case; the best of 200 codes by a few survivor sets looks better than it is; consecutive powers are as
+quiet as the others in the median and explode in the mean; a real frame costs one to two per cent, and more near the
+threshold. The same remedy works for products: in the harmonic basis the worst set of responders found costs 4 digits,
+in the Chebyshev basis 13. MatDot codes have no such freedom: their replies span consecutive powers whatever the basis.
 """
 
 
 def main() -> None:
-    parts = [HEAD]
+    parts, old = [HEAD], (DOCS / "figures.md").read_text()
+    sections = {part.partition(":")[0]: f"## {part}".rstrip() + "\n" for part in re.split(r"^## ", old, flags=re.M)[1:]}
     for name, figure in FIGURES.items():
+        if sys.argv[1:] and name not in sys.argv[1:] and name in sections:
+            parts.append(sections[name])
+            continue
         found = figure(0, SCALE[name])
         save(found.plot(), DOCS / "images" / f"{name}.png")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gradients
+import linear
 import numpy as np
 
 import anyk
@@ -290,6 +291,7 @@ BENCHMARKS = {
     for each in (
         *(coding, decoders, rounds, transport, start, stragglers, simulated),
         *(gradients.amplification, gradients.weights, gradients.coded_round),
+        *(linear.operator, linear.solver),
     )
 }
 

@@ -121,7 +121,7 @@ def fig3(seed: int = 0, trials: int = 200, share: float = 0.8, sets: int = 10, h
         f"Noise amplification, m = {_M}, k/n = {share}: the best of {trials} random codes",
         rows,
         (
-            f"Chosen by the mean of {sets} survivor sets ('as chosen': too good to be true), measured on {held_out} others;",
+            f"Chosen by the mean over {sets} survivor sets ('as chosen': too good), measured on {held_out} others;",
             "'usual code': the median of the codes' means. Optimized powers need no draws. log-mean: decimal.",
         ),
         x="n/m",
