@@ -55,7 +55,7 @@ a fifth of the work; where a slow rack holds whole classes it never learns them.
 ## Paper 3, and products of matrices
 
 Coded computing with noise: its figure 3 (noise-fig3), the laws behind it (noise-spectrum), what the worst survivors
-cost (noise-worst), predicted and real errors under noise (noise-models), and the bases of product codes (product-bases).
+cost (noise-worst), predicted and real errors under noise (noise-models), and bases of product codes (product-bases).
 
 What stands out: random powers come within a few per cent of MANOVA's law (below it, at m = 50) and optimized ones gain
 most in the worst case; the best of 200 codes by a few survivor sets looks better than it is; consecutive powers are as
@@ -73,11 +73,12 @@ def main() -> None:
             parts.append(sections[name])
             continue
         found = figure(0, SCALE[name])
-        save(found.plot(), DOCS / "images" / f"{name}.png")
-
+        picture = ""
+        if found.x:
+            save(found.plot(), DOCS / "images" / f"{name}.png")
+            picture = f"![{found.title}](images/{name}.png)\n\n"
         notes = "\n".join(found.notes)
-        picture = f"![{found.title}](images/{name}.png)"
-        parts.append(f"## {name}: {found.title}\n\n{notes}\n\n{picture}\n\n{markdown(found.shown())}\n")
+        parts.append(f"## {name}: {found.title}\n\n{notes}\n\n{picture}{markdown(found.shown())}\n")
         print(name, flush=True)
     (DOCS / "figures.md").write_text("\n".join(parts))
 

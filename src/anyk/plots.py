@@ -15,7 +15,7 @@ __all__ = ["curves", "new_axes", "panels", "save", "timeline"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
-COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000", "#882255")
+COLOURS = (BLUE, RED, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000", "#882255", GREY, "#117733")
 
 
 def new_axes(width: float = 8.0, height: float = 4.5) -> Any:

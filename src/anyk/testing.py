@@ -1,8 +1,9 @@
 """The laws that every code and every engine obeys, to be run on your own as well as on ours.
 
->>> from anyk import BerrutCode, CyclicCode
+>>> from anyk import BerrutCode, CyclicCode, PolynomialCode
 >>> check_code(BerrutCode(workers=12, blocks=4))
 >>> check_code(CyclicCode(workers=12, stragglers=4))
+>>> check_code(PolynomialCode(workers=12, p=3, n=3))
 
 A broken law raises `AssertionError` that names the code, the law, and what was found.
 """
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from .codes.base import Code, DataCode, Decoder
 from .codes.gradient import GradientCode
+from .codes.product import ProductCode
 from .engine_laws import check_workers
 from .errors import TooFewResponders
 from .gradient_laws import (
@@ -32,6 +34,7 @@ from .gradient_laws import (
     law,
     sizes,
 )
+from .product_laws import check_product_code
 
 __all__ = ["check_code", "check_workers"]
 
@@ -71,9 +74,16 @@ def check_code(
     12. A further answer never makes an exact sum noisier.
     13. `approximates` tells the sets that leave a residual.
 
+    Product codes, with 1 for U and V (``left``, ``right``), too, and 2 for ``encode`` of both operands:
+
+    9. Below the threshold a code raises `TooFewResponders`, unless ``below_threshold`` asks for least squares;
+       `approximates` tells those sets. At the threshold `UnsafeDecode`, or an `ApproximationWarning`, is an answer.
+    10. D picks every block of the product out of the workers' bilinear forms, whether just enough answer or more.
+    11. Products of whole numbers are recovered from the encoded operands up to rounding times the Lebesgue constant.
+
     Parameters
     ----------
-    code : DataCode or GradientCode
+    code : DataCode, GradientCode or ProductCode
     function : callable, optional
         A function of one block, recovered exactly by this data code, that replaces the ones chosen from
         ``code.exact_for``: a random linear map, a random polynomial of ``code.degree``, or tanh.
@@ -86,7 +96,7 @@ def check_code(
     AssertionError
         On the first broken law.
     TypeError
-        If `code` is neither a `DataCode` nor a `GradientCode`.
+        If `code` is none of these, or `function` is given for another than a data code.
     """
     generator = np.random.default_rng(rng)
     if isinstance(code, GradientCode):
@@ -94,8 +104,13 @@ def check_code(
             raise TypeError("gradient codes recover sums whatever the function: function= is for data codes")
         check_gradient_code(code, generator, trials)
         return
+    if isinstance(code, ProductCode):
+        if function is not None:
+            raise TypeError("product codes recover products of matrices: function= is for data codes")
+        check_product_code(code, generator, trials)
+        return
     if not isinstance(code, DataCode):
-        raise TypeError(f"check_code checks gradient codes and instances of DataCode, got {type(code).__name__}")
+        raise TypeError(f"check_code checks data, gradient and product codes, got {type(code).__name__}")
     _matrices(code)
     _encoding(code, generator)
     check_refusals(code)

@@ -127,6 +127,7 @@ def fig3(seed: int = 0, trials: int = 200, share: float = 0.8, sets: int = 10, h
         x="n/m",
         y="mean",
         by=("code",),
+        label="noise amplification",
     )
 
 
@@ -202,6 +203,7 @@ def worst(seed: int = 0, trials: int = 200, share: float = 0.8) -> Table:
         x="n",
         y="worst found",
         by=("code",),
+        label="noise amplification",
     )
 
 
@@ -244,9 +246,6 @@ def models(seed: int = 0, trials: int = 40) -> Table:
         f"Root mean square error of the result, blocks of unit variance: {k} of {n} workers, {m} blocks",
         rows,
         (f"Mean over {trials} survivor sets; the prediction knows code, survivors and replies, not the blocks.",),
-        x="predicted",
-        y="happened",
-        by=("code",),
     )
 
 
@@ -289,9 +288,6 @@ def products(seed: int = 0, trials: int = 100) -> Table:
             f"{trials} random sets, and the worst that a search finds; decoded even where anyk.matmul would refuse.",
             "Amplification: growth of an error in the replies, root mean square, at the worst set found.",
         ),
-        x="amplification",
-        y="worst found",
-        by=("code",),
     )
 
 

@@ -26,6 +26,8 @@ class Table:
         Each curve has axes of its own.
     hidden : tuple of str
         Columns for the picture only; lines that differ in nothing else are shown once.
+    label : str
+        What the vertical axis shows, where that is neither a relative error nor said by `y`.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Table:
     dashed: str = ""
     apart: bool = False
     hidden: tuple[str, ...] = ()
+    label: str = ""
 
     def shown(self) -> list[dict[str, Any]]:
         """The lines of the printed table."""
@@ -59,7 +62,9 @@ class Table:
         """Draw it with matplotlib; returns the axes (the first of them, where curves lie apart)."""
         from ..plots import curves, panels
 
-        label = "relative error" if self.y in ("mean", "median") else self.y
+        if not self.x:
+            raise ValueError(f"{self.name} is a table and has no picture")
+        label = self.label or ("relative error" if self.y in ("mean", "median") else self.y)
         label += f", {self.y}" if label != self.y else ""
         words: dict[str, Any] = {"xlabel": "stragglers s" if self.x == "s" else self.x, "ylabel": label}
         lines = self.curves()
