@@ -25,7 +25,7 @@ LAYERS = [
     ("plots",),  # knows what a run is, not how one comes about
     ("mapping", "summing", "operators"),
     ("training",),
-    ("engine_laws", "gradient_laws"),
+    ("engine_laws", "gradient_laws", "product_laws"),
     ("testing", "reproduce", "reproduce.", "demo", "torch", "torch."),
     ("",),  # the public names
     ("parsing",),
