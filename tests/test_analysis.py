@@ -122,7 +122,7 @@ def test_the_record():
     record = table.as_dict()
     assert record["residual_worst"] == 0.0
     assert record["failures"] == pytest.approx(2 / 21)
-    assert len(record) == 10 + 4 * 3
+    assert len(record) == 10 + 4 * 4
     assert json.loads(json.dumps(record)) == record
     with pytest.raises(AttributeError):
         table.failures = 0.0  # type: ignore[misc]
@@ -150,7 +150,7 @@ def test_compare_keeps_the_order():
 
 
 def test_spread():
-    assert Spread.of([1.0, 2.0, 6.0]) == Spread(3.0, 2.0, 6.0)
+    assert Spread.of([1.0, 2.0, 6.0]) == Spread(3.0, 2.0, 6.0, math.log10(12.0) / 3)
     assert math.isnan(Spread.of([]).worst)
 
 

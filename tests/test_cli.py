@@ -127,6 +127,7 @@ def test_tables_are_printed(tmp_path: Path) -> None:
     assert {row["code"] for row in json.loads((tmp_path / "codes.json").read_text())} == {
         *cli.data_codes(),
         *cli.GRADIENT_CODES,
+        *cli.PRODUCT_CODES,
     }
     for name in cli.data_codes():
         assert name in shown.stdout

@@ -157,7 +157,7 @@ def test_check_code_with_a_function_of_ones_own():
     check_code(RepetitionCode(9, 3), function=lambda block: np.exp(block).sum())
     with pytest.raises(AssertionError, match="exactly"):
         check_code(LagrangeCode(9, 3), function=np.exp)
-    with pytest.raises(TypeError, match="instances of DataCode, got int"):
+    with pytest.raises(TypeError, match="gradient and product codes, got int"):
         check_code(3)  # type: ignore[arg-type]
 
 
