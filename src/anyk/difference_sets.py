@@ -12,9 +12,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["difference_family", "difference_set", "is_difference_set"]
+__all__ = ["check_sizes", "difference_family", "difference_set", "is_difference_set", "next_prime"]
 
 _LARGEST = 1 << 22  # field elements that are gone through to make a Singer set
+
+
+def check_sizes(n: int, m: int) -> tuple[int, int]:
+    """n and m as integers, refused unless positive."""
+    for name, value in (("n", n), ("m", m)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(n), int(m)
 
 
 def is_difference_set(n: int, residues: object) -> bool:
@@ -63,10 +71,7 @@ def difference_set(n: int, m: int) -> NDArray[np.int64]:
     >>> difference_set(13, 4)
     array([0, 1, 3, 9])
     """
-    for name, value in (("n", n), ("m", m)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    n, m = int(n), int(m)
+    n, m = check_sizes(n, m)
     if m > n:
         raise ValueError(f"{m} residues modulo {n} cannot be distinct")
     make = _known(n, m)
@@ -202,6 +207,13 @@ _FAMILIES: dict[str, Callable[[int, int], _Family]] = {
 def is_prime(n: int) -> bool:
     """Trial division; moduli are numbers of workers."""
     return n > 1 and all(n % p for p in range(2, math.isqrt(n) + 1))
+
+
+def next_prime(least: int) -> int:
+    """The first prime from `least` on."""
+    while not is_prime(least):
+        least += 1
+    return least
 
 
 def power_residues(n: int, power: int) -> NDArray[np.int64]:

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .difference_sets import check_sizes
+
 __all__ = [
     "coherence",
     "distance_bound",
+    "evenness",
     "harmonic_rows",
     "is_equiangular",
     "nonuniform_samples",
@@ -34,12 +37,10 @@ _RESTARTS, _STEPS = 8, 300  # of a search for powers without a time limit
 
 
 def _sizes(n: int, m: int) -> tuple[int, int]:
-    for name, value in (("n", n), ("m", m)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    n, m = check_sizes(n, m)
     if m > n:
         raise ValueError(f"m = {m} powers modulo n = {n} cannot be distinct")
-    return int(n), int(m)
+    return n, m
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ def _even_out(n: int, powers: Powers, steps: int, rng: np.random.Generator, real
         if real:
             pairs = [z for z in members.tolist() if z not in own and z <= n - z]
             if not pairs:
-                return [*found, (members, _evenness(inside))]
+                return [*found, (members, evenness(inside))]
             out = int(rng.choice(pairs))
             gone = [out, n - out]
         else:
@@ -368,7 +369,7 @@ def _even_out(n: int, powers: Powers, steps: int, rng: np.random.Generator, real
         if scores[into] < best - 0.5:
             best = float(round(scores[into]))
             found.append((np.flatnonzero(inside), best))
-    return found[-4:] or [(np.flatnonzero(inside), _evenness(inside))]
+    return found[-4:] or [(np.flatnonzero(inside), evenness(inside))]
 
 
 def _differences(inside: NDArray[np.bool_]) -> Array:
@@ -379,13 +380,13 @@ def _differences(inside: NDArray[np.bool_]) -> Array:
     return np.asarray(counts)
 
 
-def _evenness(inside: NDArray[np.bool_]) -> float:
+def evenness(inside: NDArray[np.bool_]) -> float:
     """Sum of squares of `_differences`: n/m^4 of it is the sum of fourth powers of the correlations."""
     return float((_differences(inside) ** 2).sum())
 
 
 def _scores(inside: NDArray[np.bool_]) -> Array:
-    """`_evenness` of the set with each residue added, for all residues at once, by convolutions."""
+    """`evenness` of the set with each residue added, for all residues at once, by convolutions."""
     n, size = len(inside), int(inside.sum())
     counts = _differences(inside)
     spectrum = np.fft.rfft(inside.astype(np.float64))

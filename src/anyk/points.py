@@ -12,6 +12,7 @@ Both curves fall with p, so numerators in rising order give nodes in falling ord
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,8 @@ __all__ = [
     "equidistant_closed",
     "equidistant_open",
     "half_open_chebyshev",
+    "nonzero",
+    "roots_of_unity",
 ]
 
 
@@ -94,6 +97,20 @@ def equidistant_closed(n: int) -> Nodes:
 def equidistant_open(n: int) -> Nodes:
     """Equally spaced nodes 1 - 2(j+1)/(n+1), without the ends."""
     return Nodes(np.arange(n) + 1, n + 1, "line")
+
+
+def nonzero(family: Callable[[int], Nodes], n: int) -> NDArray[np.float64]:
+    """n nodes of a symmetric family without the one at zero: those of the next even number.
+
+    >>> nonzero(equidistant_closed, 3)
+    array([ 1.        ,  0.33333333, -0.33333333])
+    """
+    return family(n + n % 2).values[:n]
+
+
+def roots_of_unity(n: int) -> NDArray[np.complex128]:
+    """exp(2 pi i j / n), from 1 around the circle."""
+    return np.asarray(np.exp(2j * np.pi * np.arange(n) / n))
 
 
 def coincidences(a: Nodes, b: Nodes) -> NDArray[np.bool_]:

@@ -28,10 +28,11 @@ from scipy.linalg import solve_triangular
 from .. import blocks as _blocks
 from ..errors import TooFewResponders
 
-__all__ = ["Code", "DataCode", "Decoder", "least_squares_decoder", "seed_of"]
+__all__ = ["BelowThreshold", "Code", "DataCode", "Decoder", "check_below_threshold", "least_squares_decoder", "seed_of"]
 
 Matrix = NDArray[Any]
 Exactness = Literal["any", "polynomial", "bilinear", "linear", "nothing"]
+BelowThreshold = Literal["raise", "least-squares"]
 _CACHED_DECODERS = 128
 
 
@@ -291,6 +292,12 @@ class DataCode(Code):
         Array (workers, ...), or a tree of such arrays, in the caller's library, dtype and device.
         """
         return _blocks.combine(self.generator, blocks, "blocks")
+
+
+def check_below_threshold(value: Any) -> None:
+    """Refuse other words."""
+    if value not in ("raise", "least-squares"):
+        raise ValueError(f"below_threshold must be 'raise' or 'least-squares', got {value!r}")
 
 
 def seed_of(rng: int | np.random.Generator) -> int:

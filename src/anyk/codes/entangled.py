@@ -7,10 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from ..points import chebyshev_first
-from .base import Matrix
-from .frame import BelowThreshold, unit_rows
-from .product import ProductCode
+from .base import BelowThreshold, Matrix
+from .frame import unit_rows
+from .product import ProductCode, check_basis, power_points
 
 __all__ = ["EntangledPolynomialCode"]
 
@@ -48,8 +47,7 @@ class EntangledPolynomialCode(ProductCode):
     below_threshold: BelowThreshold = "raise"
 
     def __post_init__(self) -> None:
-        if self.basis not in ("circle", "monomial"):
-            raise ValueError(f"basis must be circle or monomial, got {self.basis!r}")
+        check_basis(self.basis, "circle", "monomial")
         self._check_splits(p=self.p, m=self.m, n=self.n)
 
     @property
@@ -63,12 +61,8 @@ class EntangledPolynomialCode(ProductCode):
         return self.p * self.m * self.n + self.m - 1
 
     def _build(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-        w, p, m, n = self.workers, self.p, self.m, self.n
-        if self.basis == "circle":
-            points = np.exp(2j * np.pi * np.arange(w) / w)
-        else:
-            points = chebyshev_first(w + w % 2).values[:w]
-        powers = points[:, None] ** np.arange(self.threshold)
+        p, m, n = self.splits
+        powers = power_points(self.basis, self.workers)[:, None] ** np.arange(self.threshold)
         i, j, k = np.arange(p)[:, None], np.arange(m), np.arange(n)
         left = powers[:, (j + m * i).ravel()]
         right = powers[:, (m - 1 - j[:, None] + p * m * k).ravel()]

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ApproximationWarning, TooFewResponders, UnsafeDecode
-from .base import Code, DataCode, Exactness, Matrix, least_squares_decoder
+from .base import BelowThreshold, Code, DataCode, Exactness, Matrix, check_below_threshold, least_squares_decoder
 
-__all__ = ["BelowThreshold", "FrameCode", "check_below_threshold", "checked_least_squares", "unit_rows"]
+__all__ = ["FrameCode", "checked_least_squares", "unit_rows"]
 
-BelowThreshold = Literal["raise", "least-squares"]
 _INEXACT, _REFUSE = 1e-6, 0.1  # residual of a decoder that should be exact
 _SINGULAR = 1e-8
 
@@ -27,12 +26,6 @@ _SINGULAR = 1e-8
 def unit_rows(matrix: Matrix) -> Matrix:
     """Each row divided by its norm."""
     return np.asarray(matrix / np.linalg.norm(matrix, axis=1, keepdims=True))
-
-
-def check_below_threshold(value: Any) -> None:
-    """Refuse other words."""
-    if value not in ("raise", "least-squares"):
-        raise ValueError(f"below_threshold must be 'raise' or 'least-squares', got {value!r}")
 
 
 def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bool) -> Matrix:
@@ -56,6 +49,10 @@ class FrameCode(DataCode):
     """A linear data code of unit-norm rows of which any `threshold` are independent."""
 
     below_threshold: BelowThreshold = "raise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_below_threshold(self.below_threshold)
 
     @property
     def threshold(self) -> int:

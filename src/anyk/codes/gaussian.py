@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from .base import Matrix, seed_of
-from .frame import BelowThreshold, FrameCode, check_below_threshold, unit_rows
+from .base import BelowThreshold, Matrix, seed_of
+from .frame import FrameCode, unit_rows
 
 __all__ = ["GaussianFrameCode"]
 
@@ -44,7 +44,6 @@ class GaussianFrameCode(FrameCode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_below_threshold(self.below_threshold)
         if self.field not in ("real", "complex"):
             raise ValueError(f"field must be 'real' or 'complex', got {self.field!r}")
         object.__setattr__(self, "rng", seed_of(self.rng))

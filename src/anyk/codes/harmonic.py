@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..frames import distance_bound, harmonic_rows, real_harmonic_rows
-from .base import Matrix
-from .frame import BelowThreshold, FrameCode, check_below_threshold
+from .base import BelowThreshold, Matrix
+from .frame import FrameCode
 
 __all__ = ["HarmonicFrameCode"]
 
@@ -66,7 +66,6 @@ class HarmonicFrameCode(FrameCode):
         object.__setattr__(self, "powers", tuple(listed.tolist()))
         object.__setattr__(self, "real", bool(self.real))
         super().__post_init__()
-        check_below_threshold(self.below_threshold)
         uniform = self.samples is None
         distinct = {z % self.workers for z in self.powers} if uniform else set(self.powers)
         if len(distinct) < len(self.powers):

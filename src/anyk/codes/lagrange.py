@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import TooFewResponders
 from ..interpolation import chebyshev_basis, lagrange_matrix
 from ..points import Nodes, chebyshev_first
-from .base import DataCode, Exactness, Matrix, least_squares_decoder
+from .base import BelowThreshold, DataCode, Exactness, Matrix, check_below_threshold, least_squares_decoder
 
 __all__ = ["LagrangeCode"]
 
@@ -44,14 +44,13 @@ class LagrangeCode(DataCode):
     workers: int
     blocks: int
     degree: int = 1
-    below_threshold: Literal["raise", "least-squares"] = "raise"
+    below_threshold: BelowThreshold = "raise"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.degree, bool) or not isinstance(self.degree, int | np.integer) or self.degree < 1:
             raise ValueError(f"degree must be an integer of at least 1, got {self.degree!r}")
-        if self.below_threshold not in ("raise", "least-squares"):
-            raise ValueError(f"below_threshold must be 'raise' or 'least-squares', got {self.below_threshold!r}")
+        check_below_threshold(self.below_threshold)
 
     @property
     def data_nodes(self) -> Nodes:

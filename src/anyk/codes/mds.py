@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..difference_sets import is_prime
+from ..difference_sets import next_prime
 from ..frames import optimized_powers, real_harmonic_rows
-from .base import Matrix, seed_of
-from .frame import BelowThreshold, FrameCode, check_below_threshold, unit_rows
+from .base import BelowThreshold, Matrix, seed_of
+from .frame import FrameCode, unit_rows
 
 __all__ = ["SystematicMDSCode"]
 
@@ -48,7 +48,6 @@ class SystematicMDSCode(FrameCode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_below_threshold(self.below_threshold)
         object.__setattr__(self, "rng", seed_of(self.rng))
 
     def _generator(self) -> Matrix:
@@ -72,9 +71,7 @@ class SystematicMDSCode(FrameCode):
 
     def _columns(self, extra: int, rng: np.random.Generator) -> Matrix:
         """(extra, blocks): a vector for each block, in as many dimensions as there are mixtures."""
-        length = self.blocks
-        while not is_prime(length):
-            length += 1
+        length = next_prime(self.blocks)
         if extra > min(length, 200):
             return rng.standard_normal((extra, self.blocks))
         powers = optimized_powers(length, extra, rng, real=True)

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..difference_sets import is_prime
+from ..difference_sets import next_prime
+from ..frames import evenness
 from ..interpolation import chebyshev_basis
 from ..points import chebyshev_first
-from .base import Matrix, seed_of
-from .frame import BelowThreshold, unit_rows
-from .product import ProductCode, kron_rows
+from .base import BelowThreshold, Matrix, seed_of
+from .frame import unit_rows
+from .product import ProductCode, check_basis, cosines, kron_rows, power_points
 
-__all__ = ["KhatriRaoCode", "PolynomialCode"]
+__all__ = ["KhatriRaoCode", "OuterProductCode", "PolynomialCode"]
 
 _DRAWS = 200
 
 
+class OuterProductCode(ProductCode):
+    """All p n products of a block of A and one of B, each an unknown of its own."""
+
+    p: int
+    n: int
+
+    @property
+    def splits(self) -> tuple[int, int, int]:
+        """(p, 1, n)."""
+        return self.p, 1, self.n
+
+    @property
+    def threshold(self) -> int:
+        """p n."""
+        return self.p * self.n
+
+    def _build(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        left, right = (unit_rows(rows) for rows in self._operands())
+        return left, right, kron_rows(left, right), np.eye(self.p * self.n)
+
+    @abstractmethod
+    def _operands(self) -> tuple[Matrix, Matrix]:
+        """U and V, up to the lengths of their rows."""
+
+
 @dataclass(frozen=True)
-class PolynomialCode(ProductCode):
+class PolynomialCode(OuterProductCode):
     """Polynomial codes (Yu, Maddah-Ali and Avestimehr, NIPS 2017): A in p rows, B in n columns, any p n answers.
 
     Worker w multiplies A(s_w) = sum_i A_i s_w^i by B(s_w) = sum_l B_l s_w^(p l). In the monomial basis over the reals
@@ -63,43 +88,25 @@ class PolynomialCode(ProductCode):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rng", seed_of(self.rng))
-        if self.basis not in ("harmonic", "chebyshev", "circle", "monomial"):
-            raise ValueError(f"basis must be harmonic, chebyshev, circle or monomial, got {self.basis!r}")
+        check_basis(self.basis, "harmonic", "chebyshev", "circle", "monomial")
         self._check_splits(p=self.p, n=self.n)
-
-    @property
-    def splits(self) -> tuple[int, int, int]:
-        """(p, 1, n)."""
-        return self.p, 1, self.n
-
-    @property
-    def threshold(self) -> int:
-        """p n."""
-        return self.p * self.n
-
-    def _build(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-        left, right = (unit_rows(rows) for rows in self._operands())
-        return left, right, kron_rows(left, right), np.eye(self.p * self.n)
 
     def _operands(self) -> tuple[Matrix, Matrix]:
         w, p, n = self.workers, self.p, self.n
         if self.basis == "harmonic":
-            prime = _prime_from(max(w, p * n))
+            prime = next_prime(max(w, p * n, 3))  # 2 is its own half
             inner, outer = separated_frequencies(prime, p, n, np.random.default_rng(self.rng))
             turns = np.arange(w) / prime
-            return _cosines(turns, inner), _cosines(turns, outer)
+            return cosines(turns, inner), cosines(turns, outer)
         if self.basis == "chebyshev":
             basis = chebyshev_basis(chebyshev_first(w), max(p - 1, p * (n - 1)))
             return basis[:, :p], basis[:, : p * n : p]
-        if self.basis == "circle":
-            points = np.exp(2j * np.pi * np.arange(w) / w)
-        else:
-            points = chebyshev_first(w + w % 2).values[:w]
+        points = power_points(self.basis, w)
         return points[:, None] ** np.arange(p), points[:, None] ** (p * np.arange(n))
 
 
 @dataclass(frozen=True)
-class KhatriRaoCode(ProductCode):
+class KhatriRaoCode(OuterProductCode):
     """Random Khatri-Rao products (arXiv 1907.05965): normal U and V, any p n answers with probability one.
 
     Parameters
@@ -127,38 +134,9 @@ class KhatriRaoCode(ProductCode):
         object.__setattr__(self, "rng", seed_of(self.rng))
         self._check_splits(p=self.p, n=self.n)
 
-    @property
-    def splits(self) -> tuple[int, int, int]:
-        """(p, 1, n)."""
-        return self.p, 1, self.n
-
-    @property
-    def threshold(self) -> int:
-        """p n."""
-        return self.p * self.n
-
-    def _build(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+    def _operands(self) -> tuple[Matrix, Matrix]:
         rng = np.random.default_rng(self.rng)
-        left = unit_rows(rng.standard_normal((self.workers, self.p)))
-        right = unit_rows(rng.standard_normal((self.workers, self.n)))
-        return left, right, kron_rows(left, right), np.eye(self.p * self.n)
-
-
-def _prime_from(least: int) -> int:
-    """The first prime from max(least, 3) on: 2 is its own half."""
-    prime = max(least, 3)
-    while not is_prime(prime):
-        prime += 1
-    return prime
-
-
-def _cosines(turns: NDArray[np.float64], frequencies: list[float]) -> Matrix:
-    """sqrt(2) cos and sin of 2 pi f t for each positive frequency, 1 for zero."""
-    columns = []
-    for f in frequencies:
-        angle = 2 * np.pi * f * turns
-        columns += [np.ones_like(turns)] if f == 0 else [math.sqrt(2) * np.cos(angle), math.sqrt(2) * np.sin(angle)]
-    return np.stack(columns, axis=1)
+        return rng.standard_normal((self.workers, self.p)), rng.standard_normal((self.workers, self.n))
 
 
 def separated_frequencies(prime: int, p: int, n: int, rng: np.random.Generator) -> tuple[list[float], list[float]]:
@@ -174,20 +152,13 @@ def separated_frequencies(prime: int, p: int, n: int, rng: np.random.Generator) 
     for _ in range(_DRAWS if half else 1):
         # n odd: a block around 0. n even: the inner gap and the one across half the circle hold slack of their own.
         shares = rng.multinomial(slack // 2, np.full(half + 1, 1 / (half + 1))) if half else np.zeros(1, dtype=int)
-        start = p if n % 2 else p / 2
+        start = p if n % 2 else (p + 1) // 2
         outer = [0.0] * (n % 2) + [start + float(shares[: k + 1].sum()) + k * p for k in range(half)]
-        if p % 2 == 0 or n % 2:
-            outer = [float(math.floor(f)) if n % 2 else f for f in outer]
-        else:  # p odd, n even: p/2 is no whole number, and all must be residues alike
-            outer = [f + 0.5 for f in outer]
         sums = _sums(inner, outer, prime)
         if len(set(sums)) < p * n:
             continue
-        inside = np.zeros(prime)
-        inside[sums] = 1
-        differences = np.fft.irfft(np.abs(np.fft.rfft(inside)) ** 2, prime)
-        score = float((differences[1:] ** 2).sum())
-        if best is None or score < best[0] - 1e-6:
+        score = evenness(np.isin(np.arange(prime), sums))
+        if best is None or score < best[0]:
             best = score, outer
     if best is None:
         raise AssertionError(f"no frequencies for p={p}, n={n} modulo {prime}")

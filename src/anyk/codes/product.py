@@ -12,6 +12,7 @@ holds the replies in terms of some unknowns, `target` the blocks of C in terms o
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -21,15 +22,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TooFewResponders
-from .base import Code, Exactness, Matrix
-from .frame import BelowThreshold, check_below_threshold, checked_least_squares
+from ..points import chebyshev_first, nonzero, roots_of_unity
+from .base import BelowThreshold, Code, Exactness, Matrix, check_below_threshold
+from .frame import checked_least_squares
 
-__all__ = ["ProductCode", "kron_rows"]
+__all__ = ["ProductCode", "check_basis", "cosines", "kron_rows", "power_points"]
 
 
 def kron_rows(left: Matrix, right: Matrix) -> Matrix:
     """Row-wise Kronecker (Khatri-Rao) product, (workers, a b)."""
     return np.asarray((left[:, :, None] * right[:, None, :]).reshape(len(left), -1))
+
+
+def cosines(turns: NDArray[np.float64], frequencies: Iterable[float]) -> Matrix:
+    """sqrt(2) cos and sin of 2 pi f t for each positive frequency, 1 for zero: orthonormal over whole turns."""
+    columns = []
+    for f in frequencies:
+        angle = 2 * np.pi * f * turns
+        columns += [np.ones_like(turns)] if f == 0 else [math.sqrt(2) * np.cos(angle), math.sqrt(2) * np.sin(angle)]
+    return np.stack(columns, axis=1)
+
+
+def check_basis(basis: Any, *known: str) -> None:
+    """Refuse an unknown name."""
+    if basis not in known:
+        raise ValueError(f"basis must be {', '.join(known[:-1])} or {known[-1]}, got {basis!r}")
+
+
+def power_points(basis: str, workers: int) -> NDArray[Any]:
+    """Where the powers of the bases "circle" and "monomial" are taken."""
+    return roots_of_unity(workers) if basis == "circle" else nonzero(chebyshev_first, workers)
 
 
 class ProductCode(Code):

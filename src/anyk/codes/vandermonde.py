@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..interpolation import chebyshev_basis
-from ..points import chebyshev_first, equidistant_closed
-from .base import Matrix
-from .frame import BelowThreshold, FrameCode, check_below_threshold, unit_rows
+from ..points import chebyshev_first, equidistant_closed, nonzero, roots_of_unity
+from .base import BelowThreshold, Matrix
+from .frame import FrameCode, unit_rows
 
 __all__ = ["ChebyshevCode", "VandermondeCode"]
 
@@ -49,7 +49,6 @@ class VandermondeCode(FrameCode):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_below_threshold(self.below_threshold)
         if isinstance(self.points, str):
             if self.points not in _POINTS:
                 raise ValueError(f"points must be one of {', '.join(_POINTS)} or an array, got {self.points!r}")
@@ -64,11 +63,8 @@ class VandermondeCode(FrameCode):
     def _generator(self) -> Matrix:
         n = self.workers
         if isinstance(self.points, str):
-            # Even numbers of nodes have none at zero; the others take those of the next even number.
             real = {"chebyshev": chebyshev_first, "equidistant": equidistant_closed}
-            at: Any = np.exp(2j * np.pi * np.arange(n) / n)
-            if self.points != "circle":
-                at = real[self.points](n + n % 2).values[:n]
+            at: Any = roots_of_unity(n) if self.points == "circle" else nonzero(real[self.points], n)
         else:
             at = np.asarray(self.points)
         largest = np.maximum(np.abs(at), 1.0)  # far points would overflow: scale each row beforehand
@@ -97,10 +93,6 @@ class ChebyshevCode(FrameCode):
     workers: int
     blocks: int
     below_threshold: BelowThreshold = "raise"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_below_threshold(self.below_threshold)
 
     def _generator(self) -> Matrix:
         return unit_rows(chebyshev_basis(chebyshev_first(self.workers), self.blocks - 1))
