@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.noise import Noise
 from .runtime.processes import LocalWorkers
-from .runtime.progress import progress_bar
+from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import FirstK, StopRule, Sufficient
 from .runtime.workers import Workers
@@ -109,11 +109,9 @@ def default_workers(count: int) -> int:
 
 def _code_for(code: DataCode | None, workers: Any, count: int) -> DataCode:
     if code is None:
-        n = workers if isinstance(workers, int) else len(workers) if workers is not None else 0
-        if workers is None:
-            n = default_workers(count)
-            if n > MOST_UNASKED:
-                raise ValueError(f"{count} blocks would start {n} processes: pass workers=, or group the blocks")
+        n = number_of(workers, default_workers(count))
+        if workers is None and n > MOST_UNASKED:
+            raise ValueError(f"{count} blocks would start {n} processes: pass workers=, or group the blocks")
         return BerrutCode(n, count)
     if not isinstance(code, DataCode):
         raise TypeError(f"code must be a data code such as BerrutCode(workers, blocks), got {code!r}")
@@ -126,7 +124,9 @@ def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None
     """Refuse arguments of a verb that cannot be what they should."""
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {fn!r}")
-    if workers is not None and (isinstance(workers, type | bool) or not isinstance(workers, Workers | int)):
+    if workers is not None and (
+        isinstance(workers, type | bool) or not isinstance(workers, Workers | int | np.integer)
+    ):
         raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
     if stop is not None and not isinstance(stop, StopRule):
         raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
@@ -138,9 +138,26 @@ def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None
         if needed is not None and not 0 <= worker < needed:
             raise ValueError(f"faults names worker {worker}, but there are workers 0..{needed - 1}")
     if needed is not None and workers is not None:
-        n = workers if isinstance(workers, int) else len(workers)
+        n = number_of(workers, needed)
         if n < needed:
             raise ValueError(f"the code needs {needed} workers, got {n}")
+
+
+def number_of(workers: Workers | int | np.integer[Any] | None, default: int) -> int:
+    """How many workers are meant."""
+    if workers is None:
+        return default
+    return len(workers) if isinstance(workers, Workers) else int(workers)
+
+
+@contextmanager
+def opened(workers: Workers | int | None, needed: int) -> Iterator[Workers]:
+    """The caller's workers, or as many local processes as are needed, which end with the context."""
+    if isinstance(workers, Workers):
+        yield workers
+    else:
+        with LocalWorkers(needed) as ours:
+            yield ours
 
 
 def check_noise(noise: Any) -> None:
@@ -246,8 +263,6 @@ def map(
         parts.require_entries("blocks")
     if not allow_nan:
         parts.require_finite("blocks")
-    if isinstance(workers, np.integer):
-        workers = int(workers)
     check_call(fn, workers, stop, faults)
     check_noise(noise)
     chosen = _code_for(code, workers, parts.count)
@@ -262,19 +277,8 @@ def map(
     permutation = _order_of(order, parts, chosen.approximate)
     generator = chosen.generator if permutation is None else chosen.generator[:, np.argsort(permutation)]
     with ExitStack() as stack:
-        bar = progress_bar(progress, chosen.workers)
-        if bar is not None:
-            stack.callback(bar.close)
-        listeners: list[Callable[[RoundEvent], None]] = [each for each in (on_event, bar) if each is not None]
-
-        def notify(event: RoundEvent) -> None:
-            for listener in listeners:
-                listener(event)
-
-        if isinstance(workers, Workers):
-            engine = workers
-        else:
-            engine = stack.enter_context(LocalWorkers(chosen.workers))
+        notify = stack.enter_context(listening(progress, chosen.workers, on_event))
+        engine = stack.enter_context(opened(workers, chosen.workers))
         stack.enter_context(alone(engine))
         job = engine.publish((fn, parts.spec, [leaf.shape for leaf in parts.leaves], _libraries(parts)))
         encoding = [0.0]
@@ -330,7 +334,7 @@ def map(
             chosen.sufficient,
             faults=faults,
             allow_nan=allow_nan,
-            notify=notify if listeners else None,
+            notify=notify,
             noise=noise,
             use=use,
         )

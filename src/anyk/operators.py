@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +23,11 @@ from .codes.mds import SystematicMDSCode
 from .codes.polynomial import PolynomialCode
 from .codes.product import ProductCode
 from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed
-from .mapping import Result, check_call, check_noise
+from .mapping import Result, check_call, check_noise, number_of, opened
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.noise import Noise
-from .runtime.processes import LocalWorkers
-from .runtime.progress import progress_bar
+from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import StopRule, Sufficient
 from .runtime.workers import Workers
@@ -38,6 +39,7 @@ _REFUSE = 0.1  # share of the product that rounding may cost
 _PATIENCE = 0.005  # seconds; about what starting a worker afresh takes, and what it held is sent again by reference
 _DENSE = 0.3  # share of non-zero entries from which a coded block is kept dense
 _DEFAULT_WORKERS = 8
+_CALLER = 7  # stack level of the caller of `matmul`, seen from a warning: check, recover, use, gather, matmul
 
 
 @dataclass(frozen=True)
@@ -83,41 +85,38 @@ def _product(state: dict[str, Any], shapes: tuple[Any, Any], a: Any, b: Any) -> 
 
 def _as_matrix(matrix: Any, noun: str) -> Any:
     """A two-dimensional CSR or NumPy array of floating numbers, all finite."""
-    if sparse.issparse(matrix):
-        kept: Any = sparse.csr_array(matrix)
-        if kept.dtype.kind not in "biufc":
-            raise BlocksError(f"{noun} must hold real or complex numbers, got dtype {kept.dtype}")
-        values = kept.data
-    elif isinstance(matrix, LinearOperator):
+    if isinstance(matrix, LinearOperator):
         raise TypeError(
             f"{noun} must be an array or sparse matrix with entries to encode, got a {type(matrix).__name__}"
         )
-    else:
-        try:
-            kept = values = _blocks.to_numpy(matrix)
-        except TypeError as error:
-            raise BlocksError(f"{noun}: {error}") from error
+    kept: Any = sparse.csr_array(matrix) if sparse.issparse(matrix) else _numeric(matrix, noun)
+    if sparse.issparse(kept):
+        kept = sparse.csr_array((_numeric(kept.data, noun), kept.indices, kept.indptr), shape=kept.shape)
     if kept.ndim != 2 or 0 in kept.shape:
         raise BlocksError(f"{noun} must be a matrix with at least one row and column, got shape {kept.shape}")
-    if not _blocks.finite(values):
-        bad = int((~np.isfinite(values)).sum())
-        raise BlocksError(f"{noun} holds {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf)")
-    if kept.dtype.kind in "biu":
-        kept = kept.astype(np.float64)
-    elif kept.dtype == np.float16:
-        kept = kept.astype(np.float32)
-    return kept
+    return kept.astype(np.float32) if kept.dtype == np.float16 else kept
 
 
-def _finite_operand(x: Any, noun: str) -> Array:
-    array = np.asarray(x)
-    if array.dtype.kind in "biu":
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "fc":
-        raise BlocksError(f"{noun} must hold numbers, got dtype {array.dtype}")
+def _numeric(values: Any, noun: str) -> Array:
+    """Finite numbers, integers as float64."""
+    try:
+        array = _blocks.to_numpy(values)
+    except TypeError as error:
+        raise BlocksError(f"{noun}: {error}") from error
     if not _blocks.finite(array):
-        raise BlocksError(f"{noun} holds {int((~np.isfinite(array)).sum())} non-finite values (NaN or inf)")
+        bad = int((~np.isfinite(array)).sum())
+        raise BlocksError(f"{noun} holds {bad} non-finite value{'s' if bad > 1 else ''} (NaN or inf)")
     return array
+
+
+def _check_code(code: Code) -> None:
+    """Refuse codes whose products are not exact, or never decoded."""
+    if code.approximate:
+        raise ValueError(f"{code!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
+    if not code.sufficient(code.active):
+        raise TooFewResponders(
+            f"{code!r} needs {code.threshold} answers and has {len(code.active)} workers with something to do"
+        )
 
 
 def _entries(block: Any) -> int:
@@ -126,37 +125,46 @@ def _entries(block: Any) -> int:
 
 def _combine_sparse(weights: Array, parts: Sequence[Any]) -> Any:
     """sum_j w_j parts_j, sparse unless that has become dense."""
-    total: Any = None
-    for weight, part in zip(weights.tolist(), parts, strict=True):
-        if weight != 0:
-            term = (
-                part
-                if weight == 1
-                else part * part.dtype.type(weight)
-                if not isinstance(weight, complex)
-                else part * weight
-            )
-            total = term if total is None else total + term
-    if total is None:
+    scalar = _blocks.coded_dtype(weights, parts[0].dtype).type
+    terms = [parts[j] * scalar(weights[j]) for j in np.flatnonzero(weights).tolist()]
+    if not terms:
         return sparse.csr_array(parts[0].shape, dtype=parts[0].dtype)
+    total = functools.reduce(operator.add, terms)
     return total.toarray() if total.nnz > _DENSE * math.prod(total.shape) else sparse.csr_array(total)
 
 
+def _cut(matrix: Any, rows: int, columns: int) -> list[Any]:
+    """rows x columns equal blocks, row by row, padded by zeros; sparse ones stay sparse."""
+    height, width = (-(-size // parts) for size, parts in zip(matrix.shape, (rows, columns), strict=True))
+    return [
+        _padded(matrix[i * height : (i + 1) * height, j * width : (j + 1) * width], (height, width))
+        for i in range(rows)
+        for j in range(columns)
+    ]
+
+
+def _padded(block: Any, shape: tuple[int, int]) -> Any:
+    if sparse.issparse(block):
+        block.resize(shape)  # a slice of a sparse array is a copy
+        return block
+    if block.shape == shape:
+        return np.ascontiguousarray(block)
+    padded = np.zeros(shape, block.dtype)
+    padded[: block.shape[0], : block.shape[1]] = block
+    return padded
+
+
+def _leaf(blocks: Sequence[Array]) -> _blocks.Leaf:
+    return _blocks.Leaf([block.reshape(-1) for block in blocks], blocks[0].shape, blocks[0].dtype, None)
+
+
 def _encode_rows(code: DataCode, matrix: Any) -> list[Any]:
-    """The coded block of each worker: rows of the matrix in `code.blocks` equal parts, padded by zeros, combined."""
-    k, (rows, columns) = code.blocks, matrix.shape
-    height = -(-rows // k)
+    """The coded block of each worker: rows of the matrix in `code.blocks` equal parts, combined."""
+    parts = _cut(matrix, code.blocks, 1)
     dtype = _blocks.coded_dtype(code.generator, matrix.dtype)
     if sparse.issparse(matrix):
-        padded = matrix.copy()
-        padded.resize((k * height, columns))
-        parts = [padded[j * height : (j + 1) * height] for j in range(k)]
         return [_combine_sparse(weights, parts).astype(dtype, copy=False) for weights in code.generator]
-    parts = [np.ascontiguousarray(matrix[j * height : (j + 1) * height]) for j in range(k)]
-    parts = [
-        p if len(p) == height else np.concatenate([p, np.zeros((height - len(p), columns), p.dtype)]) for p in parts
-    ]
-    leaf = _blocks.Leaf([part.reshape(-1) for part in parts], (height, columns), matrix.dtype, None)
+    leaf = _leaf(parts)
     coded: list[Any] = []
     for weights in code.generator:
         chosen = np.flatnonzero(weights)
@@ -165,7 +173,7 @@ def _encode_rows(code: DataCode, matrix: Any) -> list[Any]:
             continue
         out = np.empty((1, leaf.size), dtype)
         _blocks.apply(weights[None], leaf, out, double=True)
-        coded.append(out.reshape(height, columns))
+        coded.append(out.reshape(leaf.shape))
     return coded
 
 
@@ -175,12 +183,10 @@ class _Kept:
     def __init__(self, matrix: Any, code: DataCode, engine: Workers) -> None:
         begun = time.perf_counter()
         self.rows, self.dtype = matrix.shape[0], matrix.dtype
-        coded = _encode_rows(code, matrix)
-        sizes = [_entries(block) for block in coded]
-        self.blocks = [
-            engine.publish(block) if worker in set(code.active) else None for worker, block in enumerate(coded)
-        ]
-        self.cost = Cost(_entries(matrix), sum(sizes), max(sizes), time.perf_counter() - begun)
+        coded, active = _encode_rows(code, matrix), set(code.active)
+        self.sizes = [_entries(block) for block in coded]
+        self.blocks = [engine.publish(block) if worker in active else None for worker, block in enumerate(coded)]
+        self.cost = Cost(_entries(matrix), sum(self.sizes), max(self.sizes), time.perf_counter() - begun)
 
 
 class CodedOperator(LinearOperator):  # type: ignore[misc]
@@ -262,32 +268,26 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         on_event: Callable[[RoundEvent], None] | None = None,
     ) -> None:
         kept = _as_matrix(matrix, "matrix")
-        workers = int(workers) if isinstance(workers, np.integer) else workers
         check_call(_multiply, workers, stop, faults)
         check_noise(noise)
         if code is None:
-            n = _DEFAULT_WORKERS if workers is None else workers if isinstance(workers, int) else len(workers)
+            n = number_of(workers, _DEFAULT_WORKERS)
             code = SystematicMDSCode(n, max(1, n - max(1, n // 4)))
         if not isinstance(code, DataCode):
             raise TypeError(f"code must be a data code such as SystematicMDSCode(16, 12), got {code!r}")
-        if code.approximate:
-            raise ValueError(f"{code!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
         if isinstance(patience, bool) or not isinstance(patience, int | float | np.number) or not patience >= 0:
             raise ValueError(f"patience must be a number of seconds of at least 0, got {patience!r}")
         check_call(_multiply, workers, stop, faults, code.workers)
         self.code: DataCode = code
         self.stop: StopRule = stop if stop is not None else Sufficient()
         self.stop.check(len(code.active))
-        if not code.sufficient(code.active):
-            raise TooFewResponders(f"{code!r} cannot be decoded even if all its workers answer")
+        _check_code(code)
         self.run: Run | None = None
         self.rounds = 0
         self._matrix, self._faults, self._noise = kept, faults, noise
         self._patience, self._on_event = float(patience), on_event
         self._owned = ExitStack()
-        self._engine: Workers = (
-            workers if isinstance(workers, Workers) else self._owned.enter_context(LocalWorkers(code.workers))
-        )
+        self._engine: Workers = self._owned.enter_context(opened(workers, code.workers))
         self._closed = False
         self._backward: _Kept | None = None
         try:
@@ -343,7 +343,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
 
     def _apply(self, kept: _Kept, x: Any) -> Array:
         self._check_open()
-        x = _finite_operand(x, "the vector")
+        x = _numeric(x, "the vector")
         dtype = np.result_type(kept.dtype, x.dtype)
         if x.shape[1] == 0:
             return np.empty((kept.rows, 0), dtype)
@@ -360,13 +360,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
                     yield worker, _multiply, (kept.blocks[worker], operand)
 
             def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Array:
-                begun = time.perf_counter()
-                run.traffic = Traffic(sent[0], sum(reply.arrays[0].size for reply in replies.values()))
-                decoder = _decoder(code, run, error)
-                rows = [reply.arrays[0].reshape(-1) for reply in replies.values()]
-                check_rounding(decoder, rows[0].dtype)
-                parts = _decoded(decoder, rows, np.iscomplexobj(np.empty(0, dtype)))
-                run.decode_seconds = time.perf_counter() - begun
+                _, parts = _recover(code, replies, run, error, dtype, sent[0])
                 self.run, self.rounds = run, self.rounds + 1
                 product = parts.reshape(-1, x.shape[1])[: kept.rows]
                 return np.asarray(product.astype(dtype, copy=False))
@@ -386,24 +380,30 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
             return result
 
 
-def _decoder(code: Code, run: Run, error: Callable[[str], Exception]) -> Decoder:
-    if not run.responders:
+def _recover(
+    code: Code, replies: dict[int, Reply], run: Run, error: Callable[[str], Exception], dtype: np.dtype[Any], sent: int
+) -> tuple[Decoder, Array]:
+    """The decoder, and the recovered blocks, (targets, *shape of a reply): real where `dtype` is, whatever the code."""
+    begun = time.perf_counter()
+    if not replies:
         raise error("nobody answered")
+    blocks = [reply.arrays[0] for reply in replies.values()]
+    run.traffic = Traffic(sent, sum(block.size for block in blocks))
     try:
-        return code.decoder(run.responders)
+        decoder = code.decoder(run.responders)
     except TooFewResponders as short:
         raise error(str(short)) from None
-
-
-def _decoded(decoder: Decoder, rows: list[Array], complex_: bool) -> Array:
-    """(targets, size): the blocks, real where the operands were, whatever the code."""
-    leaf = _blocks.Leaf(rows, rows[0].shape, rows[0].dtype, None)
-    out = np.empty((len(decoder.matrix), leaf.size), np.result_type(decoder.matrix, rows[0].dtype, np.float64))
+    _check_rounding(decoder, blocks[0].dtype)
+    leaf = _leaf(blocks)
+    out = np.empty((len(decoder.matrix), leaf.size), np.result_type(decoder.matrix, leaf.dtype, np.float64))
     _blocks.apply(decoder.matrix, leaf, out, double=True)
-    return out if complex_ or not np.iscomplexobj(out) else np.ascontiguousarray(out.real)
+    if np.iscomplexobj(out) and dtype.kind != "c":
+        out = np.ascontiguousarray(out.real)
+    run.decode_seconds = time.perf_counter() - begun
+    return decoder, out.reshape(-1, *leaf.shape)
 
 
-def check_rounding(decoder: Decoder, dtype: Any) -> None:
+def _check_rounding(decoder: Decoder, dtype: Any) -> None:
     """Warn where rounding of the replies may cost half of the digits, or too few answered; refuse where it eats all."""
     code, epsilon = decoder.code, float(np.finfo(dtype).eps)
     loss = epsilon * decoder.lebesgue_constant
@@ -423,30 +423,15 @@ def check_rounding(decoder: Decoder, dtype: Any) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(ApproximationWarning(text), stacklevel=6)
+    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER)
 
 
 # -- products of two matrices -----------------------------------------------------------------------------------------
 
 
-def _cut(matrix: Any, rows: int, columns: int) -> list[Any]:
-    """rows x columns equal blocks, row by row, padded by zeros; sparse ones stay sparse."""
-    height, width = (-(-size // parts) for size, parts in zip(matrix.shape, (rows, columns), strict=True))
-    if sparse.issparse(matrix):
-        padded = matrix.copy()
-        padded.resize((rows * height, columns * width))
-    else:
-        padded = np.zeros((rows * height, columns * width), matrix.dtype)
-        padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-    cut = [
-        padded[i * height : (i + 1) * height, j * width : (j + 1) * width] for i in range(rows) for j in range(columns)
-    ]
-    return cut if sparse.issparse(matrix) else [np.ascontiguousarray(block) for block in cut]
-
-
 def _default_product_code(workers: Any, shape: tuple[int, int]) -> PolynomialCode:
     """Three quarters of the workers multiply blocks as square as the product allows."""
-    n = _DEFAULT_WORKERS if workers is None else workers if isinstance(workers, int) else len(workers)
+    n = number_of(workers, _DEFAULT_WORKERS)
     need = max(1, n * 3 // 4)
     splits = [p for p in range(1, need + 1) if need % p == 0]
     p = min(splits, key=lambda p: abs(math.log(shape[0] / p) - math.log(shape[1] * p / need)))
@@ -510,7 +495,6 @@ def matmul(
     left, right = _as_matrix(a, "a"), _as_matrix(b, "b")
     if left.shape[1] != right.shape[0]:
         raise BlocksError(f"a has {left.shape[1]} columns and b {right.shape[0]} rows: they must be equally many")
-    workers = int(workers) if isinstance(workers, np.integer) else workers
     check_call(_product, workers, stop, faults)
     check_noise(noise)
     if code is None:
@@ -521,22 +505,11 @@ def matmul(
     chosen = code
     rule = stop if stop is not None else Sufficient()
     rule.check(len(chosen.active))
-    if isinstance(chosen, DataCode) and chosen.approximate:
-        raise ValueError(f"{chosen!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
-    if not chosen.sufficient(chosen.active):
-        raise TooFewResponders(f"{chosen!r} needs {chosen.threshold} answers and has {len(chosen.active)} workers")
+    _check_code(chosen)
     dtype = np.result_type(left.dtype, right.dtype)
     with ExitStack() as stack:
-        bar = progress_bar(progress, chosen.workers)
-        if bar is not None:
-            stack.callback(bar.close)
-        listeners: list[Callable[[RoundEvent], None]] = [each for each in (on_event, bar) if each is not None]
-
-        def notify(event: RoundEvent) -> None:
-            for listener in listeners:
-                listener(event)
-
-        engine = workers if isinstance(workers, Workers) else stack.enter_context(LocalWorkers(chosen.workers))
+        notify = stack.enter_context(listening(progress, chosen.workers, on_event))
+        engine = stack.enter_context(opened(workers, chosen.workers))
         stack.enter_context(alone(engine))
         operands: _Rows | _Blocks
         if isinstance(chosen, DataCode):
@@ -547,16 +520,10 @@ def matmul(
 
         def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
             run.encode_seconds = operands.seconds
-            run.traffic = Traffic(operands.sent, sum(reply.arrays[0].size for reply in replies.values()))
-            begun = time.perf_counter()
-            decoder = _decoder(chosen, run, error)
-            shape = next(iter(replies.values())).arrays[0].shape
-            rows = [reply.arrays[0].reshape(-1) for reply in replies.values()]
-            check_rounding(decoder, rows[0].dtype)
-            parts = _decoded(decoder, rows, np.iscomplexobj(np.empty(0, dtype))).reshape(p, n, *shape)
-            value = parts.transpose(0, 2, 1, 3).reshape(p * shape[0], n * shape[1])
+            decoder, parts = _recover(chosen, replies, run, error, dtype, operands.sent)
+            height, width = parts.shape[1:]
+            value = parts.reshape(p, n, height, width).transpose(0, 2, 1, 3).reshape(p * height, n * width)
             value = value[: left.shape[0], : right.shape[1]].astype(dtype)
-            run.decode_seconds = time.perf_counter() - begun
             return Result(value, run, decoder)
 
         result: Result = gather(
@@ -566,7 +533,7 @@ def matmul(
             rule,
             chosen.sufficient,
             faults=faults,
-            notify=notify if listeners else None,
+            notify=notify,
             noise=noise,
             use=use,
         )
@@ -583,8 +550,8 @@ class _Rows:
         self.seconds, self.sent = self.kept.cost.seconds, 0
 
     def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
-        self.sent += len(who) * self.size + self.kept.cost.stored * len(who) // len(self.kept.blocks)
         for worker in who:
+            self.sent += self.size + self.kept.sizes[worker]
             yield worker, _product, ((None, None), self.kept.blocks[worker], self.b)
 
 
@@ -595,32 +562,29 @@ class _Blocks:
         p, m, n = code.splits
         self.grid = p, n
         self.engine, self.seconds, self.sent = engine, 0.0, 0
-        self.sides = [(code.left, _cut(a, p, m)), (code.right, _cut(b, m, n))]
-        self.leaves = [
-            None
-            if sparse.issparse(parts[0])
-            else _blocks.Leaf([x.reshape(-1) for x in parts], parts[0].shape, x_type, None)
-            for (_, parts), x_type in zip(self.sides, (a.dtype, b.dtype), strict=True)
+        # Of each operand: its encoder, its blocks, and the dense ones as rows for `blocks.apply`.
+        self.sides = [
+            (encoder, parts, None if sparse.issparse(parts[0]) else _leaf(parts))
+            for encoder, parts in ((code.left, _cut(a, p, m)), (code.right, _cut(b, m, n)))
         ]
+        self.shapes = tuple(None if leaf is None else leaf.shape for _, _, leaf in self.sides)
 
     def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        layouts = [
+            ((leaf.size,), _blocks.coded_dtype(encoder, leaf.dtype))
+            for encoder, _, leaf in self.sides
+            if leaf is not None
+        ]
         for worker in who:
             begun = time.perf_counter()
-            dense = [leaf for leaf in self.leaves if leaf is not None]
-            layouts = [
-                ((leaf.size,), _blocks.coded_dtype(rows, leaf.dtype))
-                for (rows, _), leaf in zip(self.sides, self.leaves, strict=True)
-                if leaf is not None
-            ]
-            outs = iter(self.engine.allocate(worker, layouts) if dense else [])
+            outs = iter(self.engine.allocate(worker, layouts) if layouts else [])
             coded: list[Any] = []
-            for (rows, parts), leaf in zip(self.sides, self.leaves, strict=True):
+            for encoder, parts, leaf in self.sides:
                 if leaf is None:
-                    coded.append(_combine_sparse(rows[worker], parts))
+                    coded.append(_combine_sparse(encoder[worker], parts))
                 else:
                     coded.append(next(outs))
-                    _blocks.apply(rows[[worker]], leaf, [coded[-1]])
-            shapes = tuple(None if leaf is None else leaf.shape for leaf in self.leaves)
+                    _blocks.apply(encoder[[worker]], leaf, coded[-1:])
             self.sent += sum(_entries(each) for each in coded)
             self.seconds += time.perf_counter() - begun
-            yield worker, _product, (shapes, *coded)
+            yield worker, _product, (self.shapes, *coded)

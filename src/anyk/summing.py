@@ -24,11 +24,10 @@ from .codes.group import GroupCode
 from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
 from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode
 from .locate import check_tolerance, locate
-from .mapping import MOST_UNASKED, Result, check_call
+from .mapping import MOST_UNASKED, Result, check_call, number_of, opened
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
-from .runtime.processes import LocalWorkers
-from .runtime.progress import progress_bar
+from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import StopRule, Sufficient
 from .runtime.workers import Workers
@@ -150,7 +149,7 @@ def _place(engine: Workers, listed: list[Any], key: Any, kept: list[Any]) -> _Pl
 
 
 def _default_code(workers: Any, count: int) -> GradientCode:
-    n = workers if isinstance(workers, int) else len(workers) if workers is not None else count
+    n = number_of(workers, count)
     if workers is None and n > MOST_UNASKED:
         raise ValueError(f"{count} partitions would start {n} processes: pass workers=, or group the partitions")
     return _two_copies(n, count)
@@ -243,8 +242,6 @@ def sum(
     listed, key, kept = _listed(partitions)
     if not listed:
         raise BlocksError("partitions: there are none")
-    if isinstance(workers, np.integer):
-        workers = int(workers)
     if code is None:
         check_call(fn, workers, stop, faults)
         code = _default_code(workers, len(listed))
@@ -263,9 +260,7 @@ def sum(
     exposed: set[int] = set()
     answered: set[int] = set()
     with ExitStack() as stack:
-        bar = progress_bar(progress, chosen.workers)
-        if bar is not None:
-            stack.callback(bar.close)
+        tell = stack.enter_context(listening(progress, chosen.workers, on_event))
 
         def notify(event: RoundEvent) -> None:
             if event.kind == "failed" and str(event.detail).startswith("returned "):
@@ -278,11 +273,10 @@ def sum(
                 assert event.worker is not None
                 for placement in _placed[engine].values():
                     placement.held.pop(event.worker, None)
-            for listener in (on_event, bar):
-                if listener is not None:
-                    listener(event)
+            if tell is not None:
+                tell(event)
 
-        engine = workers if isinstance(workers, Workers) else stack.enter_context(LocalWorkers(chosen.workers))
+        engine = stack.enter_context(opened(workers, chosen.workers))
         stack.enter_context(alone(engine))
         placed = _place(engine, listed, key, kept)
         shares = placed.shares.setdefault(chosen, {})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .events import RoundEvent
 
-__all__ = ["ProgressBar", "progress_bar"]
+__all__ = ["ProgressBar", "listening", "progress_bar"]
 
 _MARKS = {"submitted": "·", "answered": "█", "failed": "x", "late": "·"}
 
@@ -24,6 +26,28 @@ def progress_bar(wanted: bool | None, workers: int) -> ProgressBar | None:
     if wanted or (wanted is None and sys.stderr.isatty()):
         return ProgressBar(bool(wanted), workers)
     return None
+
+
+@contextmanager
+def listening(
+    progress: bool | None, workers: int, on_event: Callable[[RoundEvent], None] | None
+) -> Iterator[Callable[[RoundEvent], None] | None]:
+    """What tells a round's events to the caller's listener and to a progress bar, or None where nobody listens.
+
+    The bar is closed at the end, come what may.
+    """
+    bar = progress_bar(progress, workers)
+    listeners = [each for each in (on_event, bar) if each is not None]
+
+    def notify(event: RoundEvent) -> None:
+        for listener in listeners:
+            listener(event)
+
+    try:
+        yield notify if listeners else None
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 class ProgressBar:
