@@ -34,7 +34,7 @@ def operator(tiny: bool) -> Rows:
             for _ in range(repeats + 1):
                 each = []
                 for call in (coded.matvec, plain.matvec, matrix.dot):
-                    time.sleep(0.0 if tiny else 0.06)  # OpenBLAS keeps a core busy for 50 ms, waiting
+                    time.sleep(0.0 if tiny else 0.2)  # OpenBLAS keeps cores busy for a while after a product, waiting
                     begun = time.perf_counter()
                     call(x)
                     each.append(time.perf_counter() - begun)

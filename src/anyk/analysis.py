@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codes.base import Code
+from .codes.frame import FrameCode
 from .codes.gradient import GradientCode
 from .codes.harmonic import HarmonicFrameCode
 from .codes.product import ProductCode
@@ -23,10 +24,12 @@ from .spectra import Manova
 __all__ = [
     "Figures",
     "Spread",
+    "amplifications",
     "compare",
     "eigenvalues",
     "figures",
     "frame_figures",
+    "load",
     "sample_responders",
     "worst_responders",
 ]
@@ -172,9 +175,6 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
     # Gradient codes cut a reply into chunks, each with its own columns of a generator that may be sparse.
     chunks = code.chunks if isinstance(code, GradientCode) else 1
     combined = code.placement if isinstance(code, GradientCode) else code.generator
-    load = float(np.count_nonzero(combined) / code.workers)
-    if isinstance(code, ProductCode):
-        load = float((np.count_nonzero(code.left) + np.count_nonzero(code.right)) / code.workers)
     return Figures(
         code=repr(code),
         workers=code.workers,
@@ -186,8 +186,16 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
         failures=(count - len(rows)) / count,
         **dict(zip(_OF_DECODERS, spreads, strict=True)),
         traffic=(2 if np.iscomplexobj(code._rows([0])) else 1) / chunks,
-        load=load,
+        load=load(code),
     )
+
+
+def load(code: Code) -> float:
+    """Blocks that a worker's row combines, or partitions that it holds, on average: see `Figures`."""
+    combined: list[Any] = [code.placement if isinstance(code, GradientCode) else code.generator]
+    if isinstance(code, ProductCode):
+        combined = [code.left, code.right]
+    return float(np.sum([np.count_nonzero(matrix) for matrix in combined]) / code.workers)
 
 
 def compare(codes: Iterable[Code], responders: int, trials: int = 200, seed: int = 0) -> list[Figures]:
@@ -208,9 +216,8 @@ def worst_responders(
 ) -> tuple[int, ...]:
     """The loudest set of that many workers that a search finds: what could happen, not what usually does.
 
-    Random, contiguous and evenly spaced gaps are tried, and the workers that a greedy search drops one at a time; from
-    the loudest, one worker at a time is exchanged as long as that makes it louder. A set that cannot be decoded is the
-    worst there is.
+    Random gaps are tried, contiguous ones, and progressions around the circle in all steps; in the loudest of them one
+    worker at a time is exchanged as long as that makes it louder. A set that cannot be decoded is the worst there is.
 
     Parameters
     ----------
@@ -218,7 +225,7 @@ def worst_responders(
     responders : int
     rng : int or numpy.random.Generator
     starts : int
-        Random sets to begin with.
+        Random sets to begin with, and a tenth of the progressions; exchanges begin at one set more for each hundred.
     sweeps : int
         Rounds of exchanges.
 
@@ -230,8 +237,9 @@ def worst_responders(
     Examples
     --------
     >>> from anyk import ChebyshevCode
-    >>> worst_responders(ChebyshevCode(12, 9), 9) # a gap at an end
-    (3, 4, 5, 6, 7, 8, 9, 10, 11)
+    >>> worst = worst_responders(ChebyshevCode(12, 9), 9)
+    >>> worst[-1] - worst[0]  # neighbours: the gap is at an end
+    8
     """
     _check(code, responders, starts)
     n, generator = code.workers, np.random.default_rng(rng)
@@ -251,26 +259,30 @@ def worst_responders(
         return present
 
     gone = n - responders
-    gaps: list[Any] = [np.arange(start, start + gone) for start in range(0, n, 1 + n // 200)]
-    gaps += [start + step * np.arange(gone) for step in range(2, n // max(gone, 1) + 1) for start in range(step)]
+    steps, places = np.arange(1, n // 2 + 1), np.arange(n)
+    progressions = [start + step * np.arange(gone) for step in steps for start in places]
+    gaps = progressions[:n] + progressions[n :: 1 + len(progressions) // (10 * starts)]
     gaps += [generator.permutation(n)[:gone] for _ in range(starts)]
     candidates = [present for present in map(without, gaps) if present.sum() == responders]
-    scores = [loudness(present) for present in candidates]
-    best = max(scores)
-    present = candidates[scores.index(best)].copy()
-    for _ in range(sweeps if gone else 0):
-        before = best
-        for out in np.flatnonzero(~present):
-            for into in np.flatnonzero(present):
-                present[[out, into]] = True, False
-                score = loudness(present)
-                if score > best * 1.01:
-                    best = score
-                    break
-                present[[out, into]] = False, True
-        if best <= before:
-            break
-    return tuple(np.flatnonzero(present).tolist())
+    scored = sorted(((loudness(present), index) for index, present in enumerate(candidates)), reverse=True)
+    best, loudest = scored[0][0], candidates[scored[0][1]]
+    for score, index in scored[: 1 + starts // 100]:
+        present = candidates[index].copy()
+        for _ in range(sweeps if gone else 0):
+            before = score
+            for out in np.flatnonzero(~present):
+                for into in np.flatnonzero(present):
+                    present[[out, into]] = True, False
+                    louder = loudness(present)
+                    if louder > score * 1.01:
+                        score = louder
+                        break
+                    present[[out, into]] = False, True
+            if score <= before:
+                break
+        if score > best:
+            best, loudest = score, present
+    return tuple(np.flatnonzero(loudest).tolist())
 
 
 def eigenvalues(
@@ -285,6 +297,19 @@ def eigenvalues(
     sets = sample_responders(code, responders, trials, rng)
     rows = (np.asarray(code.generator)[subset] for subset in sets)
     return np.stack([np.linalg.eigvalsh(part.conj().T @ part) for part in rows])
+
+
+def amplifications(
+    code: FrameCode, responders: int, trials: int, rng: int | np.random.Generator, *, singular: float = 0.0
+) -> NDArray[np.float64]:
+    """The noise amplification over random responder sets, from `eigenvalues`.
+
+    Returns
+    -------
+    (trials,) float64; infinite where an eigenvalue is no larger than `singular`
+    """
+    values = eigenvalues(code, responders, trials, rng)
+    return np.asarray(np.where(values[:, 0] > singular, 1 / np.maximum(values, 1e-300).T, np.inf).mean(axis=0))
 
 
 def frame_figures(
@@ -305,8 +330,7 @@ def frame_figures(
     """
     powers = [int(z) for z in powers]
     code = HarmonicFrameCode(workers, powers, real=real)
-    values = eigenvalues(code, responders, trials, seed)
-    amplification = np.where(values[:, 0] > 1e-12, 1 / np.maximum(values, 1e-300).T, np.inf).mean(axis=0)
+    amplification = amplifications(code, responders, trials, seed, singular=1e-12)
     return {
         "coherence": coherence(code.generator),
         "equiangular": is_equiangular(code.generator),

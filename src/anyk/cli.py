@@ -292,6 +292,10 @@ _PAPERS = {
 }
 
 
+def _settings(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items())
+
+
 @app.command(epilog="Example: anyk codes --workers 30 --blocks 20")
 def codes(
     workers: Annotated[int, typer.Option(help="Number of workers for the figures.")] = 30,
@@ -302,53 +306,38 @@ def codes(
     """List the codes: what they recover, from how many answers, at what cost."""
     import numpy as np
 
+    from .analysis import load
+
     _check_targets(json_)
-    rows = []
-    for name in data_codes():
-        code = parse_code(name, workers, blocks)
-        options = data_options(name)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, code: Any, options: str, mixed: float) -> None:
         rows.append(
             {
                 "code": name,
-                "options": ", ".join(f"{key}={value}" for key, value in options.items()) or "-",
+                "options": options or "-",
                 "exact_for": code.exact_for,
                 "threshold": code.threshold,
-                "blocks_mixed_per_worker": float(np.count_nonzero(code.generator) / len(code.active)),
+                "blocks_mixed_per_worker": mixed,
                 "paper": _PAPERS[name],
             }
         )
+
+    for name in data_codes():
+        code = parse_code(name, workers, blocks)
+        add(name, code, _settings(data_options(name)), float(np.count_nonzero(code.generator) / len(code.active)))
     for name in GRADIENT_CODES:
         count = workers if name.startswith("cyclic") else max(workers, blocks)
         code = parse_gradient_code(name, workers, count, stragglers=min(2, workers - 1))
-        rows.append(
-            {
-                "code": name,
-                "options": ", ".join(gradient_options(name)),
-                "exact_for": "linear" if not code.approximate else "nothing",
-                "threshold": code.threshold,
-                "blocks_mixed_per_worker": float(code.placement.sum(axis=1).mean()),
-                "paper": _PAPERS[name],
-            }
-        )
+        add(name, code, ", ".join(gradient_options(name)), load(code))
     for name in PRODUCT_CODES:
         count = min(blocks, (workers + 1) // 2) if name == "matdot" else blocks
-        code = parse_any_code(
-            f"{name}:p=1,m=2,n={max(1, (workers - 1) // 2)}" if name == "entangled" else name, workers, count
-        )
-        mixed = np.count_nonzero(code.left) + np.count_nonzero(code.right)
-        rows.append(
-            {
-                "code": name,
-                "options": ", ".join(f"{key}={value}" for key, value in product_options(name).items()),
-                "exact_for": code.exact_for,
-                "threshold": code.threshold,
-                "blocks_mixed_per_worker": float(mixed / workers),
-                "paper": _PAPERS[name],
-            }
-        )
+        text = f"{name}:p=1,m=2,n={max(1, (workers - 1) // 2)}" if name == "entangled" else name
+        code = parse_any_code(text, workers, count)
+        add(name, code, _settings(product_options(name)), load(code))
     notes = (
-        "From polynomial on: codes for products of matrices (`anyk.matmul`).",
         "From nullspace on: gradient codes, for sums of results; here for two stragglers, a partition per worker.",
+        "From polynomial on: codes for products of matrices (`anyk.matmul`).",
     )
     _show(f"Codes over {workers} workers and {blocks} blocks", rows, json_ == "-", notes)
     _write_json(json_, rows)

@@ -65,6 +65,17 @@ def _rows(code: Code, responders: Iterable[int]) -> NDArray[Any]:
     return np.asarray(rows.toarray() if sparse.issparse(rows) else rows)
 
 
+def check_matrix(code: Code, name: str, shape: tuple[int, int]) -> None:
+    """A dense matrix of the code has the right shape and dtype, is finite, read-only and built once."""
+    matrix = getattr(code, name)
+    law(isinstance(matrix, np.ndarray), code, f"{name} must be a NumPy array, not {type(matrix).__name__}")
+    law(matrix.shape == shape, code, f"{name} must have shape {shape}, not {matrix.shape}")
+    law(matrix.dtype in (np.float64, np.complex128), code, f"{name} must be float64 or complex128: {matrix.dtype}")
+    law(np.isfinite(matrix).all(), code, f"{name} must be finite")
+    law(not matrix.flags.writeable, code, f"{name} must be read-only")
+    law(getattr(code, name) is matrix, code, f"{name} must be built once and kept")
+
+
 def check_promise(code: Code) -> None:
     """The threshold and `exact_for` are possible ones."""
     law(code.threshold >= 1, code, f"threshold must be at least 1, not {code.threshold}")

@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from .codes.base import Decoder
 from .codes.product import ProductCode, kron_rows
 from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
-from .gradient_laws import EPS, check_columns, check_figures, check_refusals, check_value, close, law, sizes
+from .gradient_laws import (
+    EPS,
+    check_columns,
+    check_figures,
+    check_matrix,
+    check_refusals,
+    check_value,
+    close,
+    law,
+    sizes,
+)
 
 __all__ = ["check_product_code"]
 
@@ -56,13 +66,7 @@ def _matrices(code: ProductCode) -> None:
         ("generator", (code.workers, unknowns)),
         ("target", (p * n, unknowns)),
     ):
-        matrix = getattr(code, name)
-        law(isinstance(matrix, np.ndarray), code, f"{name} must be a NumPy array, not {type(matrix).__name__}")
-        law(matrix.shape == shape, code, f"{name} must have shape {shape}, not {matrix.shape}")
-        law(matrix.dtype in (np.float64, np.complex128), code, f"{name} must be float64 or complex128: {matrix.dtype}")
-        law(np.isfinite(matrix).all(), code, f"{name} must be finite")
-        law(not matrix.flags.writeable, code, f"{name} must be read-only")
-        law(getattr(code, name) is matrix, code, f"{name} must be built once and kept")
+        check_matrix(code, name, shape)
     busy = np.any(code.left != 0, axis=1) & np.any(code.right != 0, axis=1)
     law(list(code.active) == np.flatnonzero(busy).tolist(), code, "active must list the workers with two operands")
 

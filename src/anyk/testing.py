@@ -27,6 +27,7 @@ from .gradient_laws import (
     check_columns,
     check_figures,
     check_gradient_code,
+    check_matrix,
     check_promise,
     check_refusals,
     check_value,
@@ -136,13 +137,7 @@ def _estimates(code: DataCode) -> bool:
 
 def _matrices(code: DataCode) -> None:
     for name, shape in (("generator", (code.workers, code.blocks)), ("target", (code.blocks, code.blocks))):
-        matrix = getattr(code, name)
-        law(isinstance(matrix, np.ndarray), code, f"{name} must be a NumPy array, not {type(matrix).__name__}")
-        law(matrix.shape == shape, code, f"{name} must have shape {shape}, not {matrix.shape}")
-        law(matrix.dtype in (np.float64, np.complex128), code, f"{name} must be float64 or complex128: {matrix.dtype}")
-        law(np.isfinite(matrix).all(), code, f"{name} must be finite")
-        law(not matrix.flags.writeable, code, f"{name} must be read-only")
-        law(getattr(code, name) is matrix, code, f"{name} must be built once and kept")
+        check_matrix(code, name, shape)
     law(np.array_equal(code.target, np.eye(code.blocks)), code, "target of a data code must be the identity")
     check_promise(code)
     nonzero = np.flatnonzero(np.any(code.generator != 0, axis=1)).tolist()

@@ -55,7 +55,7 @@ class PolynomialCode(OuterProductCode):
 
     - ``"harmonic"``: cosines and sines at frequencies whose sums do not meet modulo a prime. The replies form a real
       harmonic frame with scattered powers, so that paper 3's remedy works for products, too: the worst sets of
-      responders found cost 10^9 times less than in the Chebyshev basis (docs/figures.md).
+      responders found cost 10^7 times less than in the Chebyshev basis (docs/figures.md).
     - ``"chebyshev"``: T_i and T_(p l) at Chebyshev points (arXiv 1903.08326).
     - ``"circle"``: powers at roots of unity; complex.
     - ``"monomial"``: the literature's, at Chebyshev points.

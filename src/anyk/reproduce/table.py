@@ -62,8 +62,6 @@ class Table:
         """Draw it with matplotlib; returns the axes (the first of them, where curves lie apart)."""
         from ..plots import curves, panels
 
-        if not self.x:
-            raise ValueError(f"{self.name} is a table and has no picture")
         label = self.label or ("relative error" if self.y in ("mean", "median") else self.y)
         label += f", {self.y}" if label != self.y else ""
         words: dict[str, Any] = {"xlabel": "stragglers s" if self.x == "s" else self.x, "ylabel": label}
