@@ -26,6 +26,13 @@ def test_the_example_of_sums_runs(tmp_path: Path) -> None:
     assert float(error) < 1e-9
 
 
+def test_the_example_of_linear_algebra_runs(tmp_path: Path) -> None:
+    info, error, rounds = run(2, tmp_path).stdout.split()[:3]
+    assert int(info) == 0
+    assert float(error) < 1e-6
+    assert int(rounds) > 1
+
+
 def test_the_example_runs(tmp_path: Path) -> None:
     done = run(0, tmp_path)
     shape, responders, stragglers = re.findall(r"\(.*?\)", done.stdout)
