@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,13 @@ def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bo
     return matrix
 
 
+@lru_cache(maxsize=256)
+def _full_rank(code: DataCode, responders: tuple[int, ...]) -> bool:
+    """Kept, since one round asks several times: to stop, to decode and to judge the answer."""
+    values = np.linalg.svd(code.generator[list(responders)], compute_uv=False)
+    return bool(values[-1] > _SINGULAR * values[0])
+
+
 class FrameCode(DataCode):
     """A linear data code of unit-norm rows of which any `threshold` are independent."""
 
@@ -69,11 +77,7 @@ class FrameCode(DataCode):
         who = sorted(set(responders))
         if len(who) >= self.threshold:
             return True
-        return len(who) >= self.blocks and self._independent(who)
-
-    def _independent(self, responders: Sequence[int]) -> bool:
-        values = np.linalg.svd(self.generator[list(responders)], compute_uv=False)
-        return bool(values[-1] > _SINGULAR * values[0])
+        return len(who) >= self.blocks and _full_rank(self, tuple(who))
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Without full rank it does."""
