@@ -10,6 +10,7 @@ import pytest
 import anyk
 from anyk.errors import ApproximationWarning, UnsafeDecode
 from anyk.runtime.stop import StopRule
+from anyk.runtime.workers import Event
 
 PARTS = [np.random.default_rng(k).standard_normal(12) for k in range(6)]
 TRUTH = np.sum(PARTS, axis=0)
@@ -78,6 +79,30 @@ def test_the_next_reply_resolves_a_contradiction() -> None:
     found = total(code, parts, faults=faults)
     assert np.abs(found.value - np.sum(parts, axis=0)).max() < 1e-11
     assert found.run.liars == (0, 1)
+
+
+class InOneBreath(anyk.ThreadWorkers):
+    """All answers of a round are heard at once, those of the given workers last."""
+
+    def __init__(self, n: int, last: tuple[int, ...]) -> None:
+        super().__init__(n)
+        self.last = last
+
+    def poll(self, timeout: float | None) -> list[Event]:
+        events = super().poll(timeout)
+        while timeout != 0 and 0 < len(events) < len(self):
+            events += super().poll(None)
+        return sorted(events, key=lambda event: event.worker in self.last)
+
+
+def test_an_answer_heard_together_with_the_one_that_met_the_rule_resolves_a_contradiction_too() -> None:
+    code = anyk.NullSpaceCode(anyk.cyclic_placement(8, 8, 5), stragglers=1, adversaries=1)
+    faults = {5: anyk.Corrupt("nan"), 2: anyk.Corrupt("scale", 2.0)}
+    with InOneBreath(8, last=(0,)) as workers:
+        for _ in range(2):
+            total = anyk.sum(np.square, np.arange(24.0).reshape(8, 3), code, workers, faults=faults)
+            np.testing.assert_allclose(total.value, (np.arange(24.0).reshape(8, 3) ** 2).sum(axis=0))
+            assert total.run.liars == (2, 5)
 
 
 def test_half_precision_overflow_accuses_nobody_and_is_not_returned() -> None:

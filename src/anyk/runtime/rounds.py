@@ -141,6 +141,7 @@ class _Round:
         self.serial = next(ledger.serial)
         self.start = workers.time()
         self.pending: set[int] = set()
+        self.arrived: deque[Event] = deque()  # in the same breath as the reply that met the rule, and not yet looked at
         self.waiting: set[int] = set()  # busy with an earlier round
         self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
@@ -310,26 +311,22 @@ class _Round:
 
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
-        arrived: deque[Event] = deque()
         pending = _Disjoint(self.pending, self.waiting)
-        try:
-            while True:
-                elapsed = self.elapsed() if pending else math.inf  # nobody is left to wait for
-                progress = Progress(self.best.keys(), pending, elapsed, sufficient)
-                if stop.met(progress):
-                    return True
-                if not arrived:
-                    if not pending or not stop.possible(progress):
-                        return False
-                    if elapsed >= self.patience():
-                        self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
-                        continue
-                    due = [at - elapsed for at in (*stop.wakeups(), self.patience()) if elapsed < at < math.inf]
-                    arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
-                if arrived:
-                    self.handle(arrived.popleft())
-        finally:  # what came in the same breath, but after the reply that counted
-            self.hear(arrived)
+        while True:
+            elapsed = self.elapsed() if pending else math.inf  # nobody is left to wait for
+            progress = Progress(self.best.keys(), pending, elapsed, sufficient)
+            if stop.met(progress):
+                return True
+            if not self.arrived:
+                if not pending or not stop.possible(progress):
+                    return False
+                if elapsed >= self.patience():
+                    self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
+                    continue
+                due = [at - elapsed for at in (*stop.wakeups(), self.patience()) if elapsed < at < math.inf]
+                self.arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
+            if self.arrived:
+                self.handle(self.arrived.popleft())
 
     def would_do(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool], more: Collection[int]) -> bool:
         """Whether the rule were met if these answered, too."""
@@ -485,20 +482,23 @@ def gather(
         return shortfall(current.run, copies(), current.failures, why)
 
     try:
-        current.begin(stop, sufficient)
-        met = current.wait(stop, sufficient)
-        while True:
-            rivals = current.finish(stop)
-            arrived = {worker: current.best[worker] for worker in sorted(current.best)}
-            if rivals:
-                raise DisagreeingReplies(rivals, copies(), current.run)
-            if not met:
-                raise error(f"{stop!r} cannot be met")
-            try:
-                return use(arrived, current.run, error)
-            except TooManyErrors:  # more replies may tell who lies
-                if not current.another(stop, sufficient):
-                    raise
+        try:
+            current.begin(stop, sufficient)
+            met = current.wait(stop, sufficient)
+            while True:
+                rivals = current.finish(stop)
+                arrived = {worker: current.best[worker] for worker in sorted(current.best)}
+                if rivals:
+                    raise DisagreeingReplies(rivals, copies(), current.run)
+                if not met:
+                    raise error(f"{stop!r} cannot be met")
+                try:
+                    return use(arrived, current.run, error)
+                except TooManyErrors:  # more replies may tell who lies
+                    if not current.another(stop, sufficient):
+                        raise
+        finally:
+            current.hear(current.arrived)
     except RoundError as failure:
         if failure.run is None:
             failure.run, failure.arrived = current.run, copies()
