@@ -604,8 +604,18 @@ def test_progress_goes_to_stderr(engine: Any, capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr() == ("", "")
 
 
+def threads_at_rest() -> int:
+    """Threads, once those that were told to end (of an engine closed or a worker replaced) have had time to."""
+    count, since = threading.active_count(), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.01)
+        if threading.active_count() != count:
+            count, since = threading.active_count(), time.monotonic()
+    return count
+
+
 def test_progress_is_put_away_after_an_error(engine: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    before = threading.active_count()
+    before = threads_at_rest()
     faults = {worker: anyk.Corrupt("shape") for worker in range(4)}
     with pytest.raises(AnykError):
         anyk.map(lambda x: x, X, code=COPIES, workers=engine, stop=anyk.All(), progress=True, faults=faults)
@@ -618,10 +628,6 @@ def test_progress_is_put_away_after_an_error(engine: Any, capfd: pytest.CaptureF
 
     with pytest.raises(KeyboardInterrupt):
         anyk.map(lambda x: x, X, code=COPIES, workers=engine, progress=True, on_event=interrupt)
-    for _ in range(500):  # a thread that was replaced while at work ends a moment after its task
-        if threading.active_count() == before:
-            break
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threads_at_rest() == before
     capfd.readouterr()
     anyk.map(lambda x: x, X, code=COPIES, workers=engine, stop=anyk.All())
