@@ -487,6 +487,27 @@ def test_all_workers_killed_at_once(local: anyk.LocalWorkers) -> None:
     assert anyk.map(lambda x: x, X, code=COPIES, workers=local, stop=anyk.All()).run.responders == tuple(range(N))
 
 
+def test_a_death_that_the_round_cannot_do_without(local: anyk.LocalWorkers, tmp_path: Any) -> None:
+    blocks = np.arange(float(N))[:, None]
+    code = anyk.UncodedCode(N, N)
+    result = anyk.map(suicide(str(tmp_path / "once")), blocks, code=code, workers=local)
+    assert np.array_equal(result.value, blocks)  # the victim got its task once more
+    assert not result.run.failed
+    attempts = tmp_path / "attempts"
+
+    def poisoned(x: Any) -> Any:
+        if x[0] == 3:
+            with open(attempts, "a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    with pytest.raises(anyk.TooFewResponders, match="worker 3 lost: .*SIGKILL") as caught:
+        anyk.map(poisoned, blocks, code=code, workers=local)
+    assert attempts.read_text() == "xx"  # once more, and no more than once
+    assert set(caught.value.run.failed) == {3}
+
+
 # -- many rounds, threads, interruptions ------------------------------------------------------------------------------
 
 

@@ -269,14 +269,7 @@ def test_killed_workers_come_back_with_their_blocks(local):
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):  # dead since the last attempts
                 os.kill(local.pids[victim], signal.SIGKILL)
-        for attempt in range(N):
-            try:
-                near(operator @ np.ones(6), matrix.sum(axis=1))
-            except TooFewResponders:  # more died than the code has to spare, and that was only noticed in this round
-                assert len(victims) > 2
-                assert attempt < N - 1
-            else:
-                break
+        near(operator @ np.ones(6), matrix.sum(axis=1))  # even if some of the deaths are only noticed in the round
         near(operator.H @ np.ones(20), matrix.sum(axis=0))
 
 
@@ -325,7 +318,7 @@ def test_non_finite_numbers_are_refused(bad, threads):
 
 
 @pytest.mark.parametrize(
-    "matrix", [np.ones(3), np.ones((2, 2, 2)), np.ones((0, 3)), np.ones((3, 0)), np.array([["a"]])]
+    "matrix", [np.ones(3), np.ones((2, 2, 2)), np.ones((0, 3)), np.ones((3, 0)), np.array([["a"]]), [1.0, 2.0], [["a"]]]
 )
 def test_what_is_no_matrix(matrix, threads):
     with pytest.raises(BlocksError):
@@ -517,6 +510,12 @@ def test_products_with_crashes(local):
         for _ in range(5):
             near(anyk.matmul(a, b, code, faulty).value, a @ b, 1e-8)
             near(anyk.matmul(sparse.csr_array(a), b, code, faulty).value, a @ b, 1e-8)
+
+
+def test_nested_lists_are_matrices(threads):
+    rows = [[1, 2], [3, 4], [5, 6]]
+    near(anyk.matmul(rows, [(1, 2), (3, 4)], workers=threads).value, np.array(rows) @ [[1, 2], [3, 4]])
+    near(CodedOperator(rows, workers=threads) @ [1, 2], [5, 11, 17])
 
 
 def test_default_code_and_inner_dimensions(threads):

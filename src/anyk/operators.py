@@ -89,6 +89,8 @@ def _as_matrix(matrix: Any, noun: str) -> Any:
         raise TypeError(
             f"{noun} must be an array or sparse matrix with entries to encode, got a {type(matrix).__name__}"
         )
+    if isinstance(matrix, list | tuple):
+        matrix = np.asarray(matrix)
     kept: Any = sparse.csr_array(matrix) if sparse.issparse(matrix) else _numeric(matrix, noun)
     if sparse.issparse(kept):
         kept = sparse.csr_array((_numeric(kept.data, noun), kept.indices, kept.indptr), shape=kept.shape)

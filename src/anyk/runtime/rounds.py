@@ -145,6 +145,8 @@ class _Round:
         self.waiting: set[int] = set()  # busy with an earlier round
         self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
+        self.died: list[int] = []  # over this round's task
+        self.revived: set[int] = set()
         self.groups: dict[tuple[Any, ...], dict[int, Reply]] = {}
         self.best: dict[int, Reply] = {}
         self.failures: dict[int, Failure] = {}
@@ -217,6 +219,23 @@ class _Round:
         self.relieved_at = self.elapsed()
         return relieved
 
+    def revive(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
+        """Give workers that died in this round their task once more, where the rule cannot be met without them.
+
+        They may have been killed while they were idle, which shows only now. One that dies again is given up: its task
+        may be what kills it.
+        """
+        gone = [worker for worker in self.died if worker not in self.revived]
+        with_them = Progress(self.best.keys(), {*self.pending, *self.waiting, *gone}, self.elapsed(), sufficient)
+        if not gone or not stop.possible(with_them):
+            return False
+        back = [worker for worker in gone if self.restart(worker)]
+        self.revived.update(back)
+        for worker in back:
+            del self.run.failed[worker], self.run.failed_at[worker]
+        self.submit(back)
+        return bool(back)
+
     def patience(self) -> float:
         """Seconds into the round after which workers that are behind, and so needed here, are started afresh."""
         if not self.waiting or self.patient:
@@ -288,6 +307,7 @@ class _Round:
             return
         if event.kind == "lost":
             self.ledger.lost[worker] = str(event.value)
+            self.died.append(worker)
             self.fail(worker, f"lost: {event.value}")
             return
         self.run.answered_at[worker] = self.elapsed()
@@ -319,6 +339,8 @@ class _Round:
                 return True
             if not self.arrived:
                 if not pending or not stop.possible(progress):
+                    if self.revive(stop, sufficient):
+                        continue
                     return False
                 if elapsed >= self.patience():
                     self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
