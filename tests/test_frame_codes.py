@@ -66,6 +66,7 @@ CODES = [
     ChebyshevCode(60, 50, below_threshold="least-squares"),
     *(VandermondeCode(13, 7, points) for points in ("chebyshev", "equidistant", "circle")),
     VandermondeCode(60, 50, "circle"),
+    VandermondeCode(60, 50),  # UnsafeDecode is an answer
     VandermondeCode(4, 3, [1, 2, 3j, -1], below_threshold="least-squares"),
     VandermondeCode(3, 3, [1e200, -1, 1e-3]),
 ]
@@ -264,6 +265,14 @@ def test_singular_sets_are_told(n, m, size):
     assert code.sufficient(range(code.threshold))
 
 
+def test_estimates_do_not_invert_rounding():
+    powers = np.arange(0, 100, 2)  # even ones at the 100th roots of unity: samples i and i + 50 are one
+    code = HarmonicFrameCode(100, powers, below_threshold="least-squares")
+    decoder = code.decoder([*range(30), *range(50, 80)])
+    assert decoder.noise_amplification == pytest.approx(0.3)  # 30 of 50 blocks' combinations, each the mean of two
+    assert decoder.condition < 1 + 1e-9
+
+
 # Noise ----------------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +305,33 @@ def test_expected_error_of_equal_deviations():
     assert decoder.expected_error([0] * 7) == 0
     with pytest.raises(ValueError, match="7"):
         decoder.expected_error([0.3] * 6)
+
+
+def test_quantization_without_error():
+    x = np.random.default_rng(0).standard_normal(100)
+    half = x.astype(np.float16)
+    assert Quantized("float16").variance(half) == 0
+    np.testing.assert_array_equal(Quantized("float16")(half), half)
+    for kind in ("float16", "bfloat16", "int8"):
+        assert Quantized(kind).variance(np.zeros(3)) == 0
+        assert Quantized(kind).variance(np.zeros((0, 2))) == 0
+        assert Quantized(kind).variance(np.append(x, np.zeros(100))) == pytest.approx(
+            Quantized(kind).variance(x) / (1 if kind == "int8" else 2)
+        )
+    assert RelativeNoise(0.1).variance([]) == 0
+    np.testing.assert_array_equal(Quantized("bfloat16")(np.array([1e300, 1.0])), [np.inf, 1])
+
+
+@pytest.mark.parametrize("noise", [AdditiveNoise(0.1), RelativeNoise(0.05), Quantized("int8"), Quantized("bfloat16")])
+def test_noise_leaves_real_blocks_real(noise):
+    code = HarmonicFrameCode(13, difference_set(13, 4))
+    blocks = np.random.default_rng(0).standard_normal((4, 3000))
+    with anyk.ThreadWorkers(13) as workers:
+        result = anyk.map(np.negative, blocks, code=code, workers=workers, noise=noise)
+        turned = anyk.map(lambda block: 1j * block, blocks, code=code, workers=workers, noise=noise)
+    assert result.value.dtype == np.float64
+    assert np.abs(result.value + blocks).max() < 2
+    assert turned.value.dtype == np.complex128
 
 
 def test_noise_in_a_round():
@@ -383,6 +419,11 @@ def test_real_blocks_come_back_real(dtype):
         (lambda: HarmonicFrameCode(3, [0, 1], [1, 1, 1j]), ValueError, "samples must be distinct"),
         (lambda: HarmonicFrameCode(3, [0, 1], [1, 2, 1j]), ValueError, "3 points of the unit circle.*moduli 1 to 2"),
         (lambda: HarmonicFrameCode(3, [0, 1], [1, 1j]), ValueError, r"3 points of the unit circle.*shape \(2,\)"),
+        (
+            lambda: HarmonicFrameCode(4, [0, 3, 4], [1, 1j, -1, -1j]),
+            ValueError,
+            "powers 0 and 4 agree, up to a factor, at all of these samples",
+        ),
         (lambda: HarmonicFrameCode(2, [0], [1, -1], True), ValueError, "uniform samples: leave samples out"),
         (lambda: HarmonicFrameCode(2, [0], below_threshold="x"), ValueError, "below_threshold must be 'raise' or"),
         (lambda: GaussianFrameCode(3, 2, field="x"), ValueError, "field must be 'real' or 'complex', got 'x'"),

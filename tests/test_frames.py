@@ -203,6 +203,21 @@ def test_nonuniform_samples_repeat_a_pattern(periods, grid, data):
             lambda: optimized_powers(10, 4, responders=3),
             r"responders must lie in 4\.\.10 \(powers \.\. workers\), got 3",
         ),
+        (lambda: nonuniform_samples(4, 2, 4, pattern=[0, 1.5]), "pattern must be a non-empty sequence of integers"),
+        (
+            lambda: singular_responders(12, [0, 4, 8], 2),
+            r"responders must lie in 3\.\.12 \(powers \.\. samples\), got 2",
+        ),
+        (lambda: singular_responders(12, [0, 4, 8], 13), r"responders must lie in 3\.\.12 .* got 13"),
+        (lambda: is_difference_set(0, [0]), "n must be an integer of at least 1, got 0"),
+        (
+            lambda: is_difference_set(7, [1, 2, 4.5]),
+            r"residues must be a non-empty sequence of integers, got \[1, 2, 4\.5",
+        ),
+        (lambda: is_difference_set(7, []), r"residues must be a non-empty sequence of integers, got \[\]"),
+        (lambda: distance_bound(5, []), r"residues must be a non-empty sequence of integers, got \[\]"),
+        (lambda: distance_bound(0, [0]), "n must be an integer of at least 1, got 0"),
+        (lambda: is_equiangular(np.ones(3)), r"\(n, m\) matrix with a vector in each row, got shape \(3,\)"),
     ],
 )
 def test_bad_arguments(call, message):

@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["check_sizes", "difference_family", "difference_set", "is_difference_set", "next_prime"]
+__all__ = [
+    "check_sizes",
+    "difference_family",
+    "difference_set",
+    "is_difference_set",
+    "next_prime",
+    "residues_of",
+    "whole_numbers",
+]
 
 _LARGEST = 1 << 22  # field elements that are gone through to make a Singer set
 
@@ -25,13 +33,27 @@ def check_sizes(n: int, m: int) -> tuple[int, int]:
     return int(n), int(m)
 
 
+def whole_numbers(name: str, values: object) -> NDArray[np.int64]:
+    """A non-empty sequence of integers, checked."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be a non-empty sequence of integers, got {values!r}")
+    return array.astype(np.int64)
+
+
+def residues_of(n: int, values: object) -> NDArray[np.int64]:
+    """The distinct residues modulo n, rising."""
+    n, _ = check_sizes(n, 1)
+    return np.unique(whole_numbers("residues", values) % n)
+
+
 def is_difference_set(n: int, residues: object) -> bool:
     """Whether every non-zero residue modulo n is equally often a difference of two of these.
 
     >>> is_difference_set(7, [1, 2, 4]), is_difference_set(7, [1, 2, 3])
     (True, False)
     """
-    members = np.unique(np.asarray(residues, dtype=np.int64) % n)
+    members = residues_of(n, residues)
     if n == 1 or len(members) < 2:
         return len(members) <= 1
     counts = np.bincount((members[:, None] - members).ravel() % n, minlength=n)[1:]

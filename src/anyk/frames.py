@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .difference_sets import check_sizes
+from .difference_sets import check_sizes, residues_of, whole_numbers
 
 __all__ = [
     "coherence",
@@ -124,7 +124,7 @@ def nonuniform_samples(
             raise ValueError(f"a grid of {grid} points has no room for {size} points in each of {periods} periods")
         places = np.sort(np.random.default_rng(rng).permutation(grid)[:size])
     else:
-        places = np.asarray(pattern, dtype=np.int64)
+        places = whole_numbers("pattern", pattern)
         if len(places) != size or len(set(places.tolist())) != size or not ((places >= 0) & (places < grid)).all():
             raise ValueError(f"pattern must hold {size} distinct places in 0..{grid - 1}, got {pattern!r}")
     exponents = (places + grid * np.arange(periods)[:, None]).ravel()
@@ -182,8 +182,9 @@ def is_equiangular(frame: ArrayLike, tolerance: float = 1e-9) -> bool:
     >>> is_equiangular(harmonic_rows(7, [1, 2, 4])), is_equiangular(harmonic_rows(7, [0, 1, 2]))
     (True, False)
     """
-    n, m = np.asarray(frame).shape
-    return bool(m <= n and (np.abs(_correlations(frame) - welch_bound(n, m)) <= tolerance).all())
+    correlations = _correlations(frame)
+    n, m = np.shape(frame)
+    return bool(m <= n and (np.abs(correlations - welch_bound(n, m)) <= tolerance).all())
 
 
 # -- survivors that leave no answer -----------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def distance_bound(n: int, powers: ArrayLike) -> int:
     >>> distance_bound(13, [0, 1, 3, 9]), distance_bound(12, [0, 1, 2, 3]), distance_bound(12, [0, 1, 4, 6])
     (10, 9, 6)
     """
-    z = np.unique(np.asarray(powers, dtype=np.int64) % n)
+    z = residues_of(n, powers)
     m = len(z)
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     below = max(d for d in divisors if d <= m)
@@ -229,7 +230,9 @@ def singular_responders(n: int, powers: ArrayLike, responders: int) -> NDArray[n
     >>> singular_responders(12, [0, 4, 8, 1], 4)
     array([0, 1, 6, 7])
     """
-    z = np.unique(np.asarray(powers, dtype=np.int64) % n)
+    z = residues_of(n, powers)
+    if isinstance(responders, bool) or not len(z) <= responders <= n:
+        raise ValueError(f"responders must lie in {len(z)}..{n} (powers .. samples), got {responders}")
     for order in range(2, n):
         if n % order == 0:
             cosets = math.ceil(responders / order)

@@ -35,6 +35,7 @@ _WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
 _CALLER = 5  # stack level of the caller of `map`, seen from a warning: check, use, gather, map
 MOST_UNASKED = 128  # processes that are started without having been asked for
 _SMALL = 1 << 14  # bytes; smaller coded blocks are made in one product and sent inside the messages
+_DEVIATIONS = 8  # of noise, that an imaginary part may have and still be noise
 _COARSE, _WORST = 0.6, 1.5  # residuals for the identity, all blocks and the worst; a gap at an end exceeds one of them
 
 
@@ -320,7 +321,7 @@ def map(
             _check(decoder, received)
             value = _blocks.combine(decoder.matrix, received)
             if np.iscomplexobj(decoder.matrix) and not any(leaf.dtype.kind == "c" for leaf in parts.leaves):
-                value = _real_again(value, decoder, received)
+                value = _real_again(value, decoder, received, noise)
             if parts.listed:
                 value = _blocks.unstack(value, parts.count)
             run.decode_seconds = time.perf_counter() - begun
@@ -357,13 +358,16 @@ def _received(replies: list[Reply]) -> Blocks:
     return Blocks(len(replies), leaves, first.spec, listed=False)
 
 
-def _real_again(value: Any, decoder: Decoder, received: Blocks) -> Any:
-    """Results of real blocks without the imaginary parts that a complex code leaves, where they are mere rounding."""
+def _real_again(value: Any, decoder: Decoder, received: Blocks, noise: Noise | None) -> Any:
+    """Results of real blocks without the imaginary parts that a complex code leaves, if mere rounding and noise."""
     leaves, spec = _blocks.flatten(value)
     arrays = [_blocks.raw_numpy(leaf) for leaf in leaves]
     for array, leaf in zip(arrays, received.leaves, strict=True):
         largest = max((float(np.abs(row).max(initial=0.0)) for row in leaf.rows), default=0.0)
         rounding = 64 * float(np.finfo(leaf.dtype).eps) * decoder.lebesgue_constant * largest
+        if noise is not None:
+            deviations = [math.sqrt(noise.variance(row)) for row in leaf.rows]
+            rounding += _DEVIATIONS * float(np.linalg.norm(decoder.matrix * deviations, axis=1).max())
         if not np.iscomplexobj(array) or not float(np.abs(array.imag).max(initial=0.0)) <= rounding:
             return value
     real = [_blocks.from_numpy(array.real.copy(), like) for array, like in zip(arrays, leaves, strict=True)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .blocks import coded_dtype
 from .codes.base import Decoder
 from .codes.product import ProductCode, kron_rows
 from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
@@ -78,6 +79,8 @@ def _encoding(code: ProductCode, rng: np.random.Generator) -> None:
         for name, coded, matrix, blocks in zip("ab", code.encode(a, b), (code.left, code.right), (a, b), strict=True):
             expected = np.tensordot(matrix, blocks.astype(np.result_type(dtype, np.float64)), axes=1)
             law(coded.shape == expected.shape, code, f"encode({name}) has shape {coded.shape}, not {expected.shape}")
+            wanted = coded_dtype(matrix, np.dtype(np.float64 if dtype is np.int64 else dtype))
+            law(coded.dtype == wanted, code, f"encode({name}) turned {np.dtype(dtype)} into {coded.dtype}")
             size = np.tensordot(np.abs(matrix), np.abs(blocks), axes=1)
             eps = max(EPS, float(np.finfo(coded.dtype).eps))
             same = close(coded, expected, 8 * len(blocks) * eps * size)

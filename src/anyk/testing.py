@@ -20,7 +20,7 @@ from .codes.base import Code, DataCode, Decoder
 from .codes.gradient import GradientCode
 from .codes.product import ProductCode
 from .engine_laws import check_workers
-from .errors import TooFewResponders
+from .errors import TooFewResponders, UnsafeDecode
 from .gradient_laws import (
     DTYPES,
     EPS,
@@ -55,7 +55,8 @@ def check_code(
     2. ``encode`` is G applied across the blocks; floating dtypes are kept, integers become float64.
     3. Columns of a decoder follow the responders asked for; arrival order changes nothing; decoders are cached.
     4. No responders, repeated and out-of-range ones are refused.
-    5. Any `threshold` active workers are `sufficient`, sufficient sets decode, larger ones stay sufficient.
+    5. Any `threshold` active workers are `sufficient`, sufficient sets decode, or are refused by
+       `UnsafeDecode` where rounding eats the answer; larger ones stay sufficient.
     6. Sufficient sets recover what `exact_for` promises, up to rounding times the noise amplification.
     7. The figures of a decoder are those of its matrix.
     8. A code is a frozen, hashable value: equal to its copies, and none the worse for pickling.
@@ -120,7 +121,7 @@ def check_code(
         _thresholds(code, subset)
         try:
             decoder = code.decoder(subset)
-        except TooFewResponders:
+        except (TooFewResponders, UnsafeDecode):  # the latter is an answer: rounding has eaten this system
             continue
         check_columns(code, subset, decoder, generator)
         _constants(code, decoder)
@@ -174,6 +175,8 @@ def _thresholds(code: DataCode, subset: list[int]) -> None:
         law(code.sufficient(code.active), code, f"{subset} suffices, but all active workers do not")
     try:
         code.decoder(subset)
+    except UnsafeDecode:
+        law(sufficient, code, f"{subset} does not suffice, which is no UnsafeDecode")
     except TooFewResponders as error:
         law(not sufficient, code, f"{subset} should suffice but cannot be decoded: {error}")
     else:

@@ -309,17 +309,23 @@ def seed_of(rng: int | np.random.Generator) -> int:
     return int(rng)
 
 
-def least_squares_decoder(generator: Matrix, target: Matrix) -> Matrix:
-    """T pinv(G_S): the least-squares, minimum-norm decoder of an algebraic code."""
+def least_squares_decoder(generator: Matrix, target: Matrix, cutoff: float = 1e-15) -> Matrix:
+    """T pinv(G_S): the least-squares, minimum-norm decoder of an algebraic code.
+
+    Singular values below `cutoff` times the largest count as zero: where a system may be singular, those that rounding
+    made of zeros must not be inverted.
+    """
     with _blocks.one_blas_thread() if generator.size < 1 << 20 else nullcontext():
-        return _least_squares(generator, target)
+        return _least_squares(generator, target, cutoff)
 
 
-def _least_squares(generator: Matrix, target: Matrix) -> Matrix:
+def _least_squares(generator: Matrix, target: Matrix, cutoff: float) -> Matrix:
     rows, columns = generator.shape
     if rows >= columns:
         q, r = np.linalg.qr(generator)
         diagonal = np.abs(np.diag(r))
-        if diagonal.min() > 1e-12 * diagonal.max():  # full rank: several times faster than singular values
+        if (
+            diagonal.min() > max(1e-12, 10 * columns * cutoff) * diagonal.max()
+        ):  # full rank: several times faster than singular values
             return np.asarray(solve_triangular(r, target.T, trans="T").T @ q.conj().T)
-    return np.asarray(target @ np.linalg.pinv(generator))
+    return np.asarray(target @ np.linalg.pinv(generator, rcond=cutoff))

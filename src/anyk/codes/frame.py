@@ -32,7 +32,7 @@ def unit_rows(matrix: Matrix) -> Matrix:
 def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bool) -> Matrix:
     """T pinv(G_S); where exactness is `promised`, warn or refuse as the residual tells what rounding ate."""
     rows = code._rows(responders.tolist())
-    matrix = least_squares_decoder(rows, code.target)
+    matrix = least_squares_decoder(rows, code.target, 1e-15 if promised else _SINGULAR)
     if promised:
         residual = float(np.linalg.norm(matrix @ rows - code.target) / math.sqrt(len(code.target)))
         figures = f"{code!r}, {len(responders)} responders: residual {residual:.1e} where exact algebra has none"

@@ -85,8 +85,18 @@ class HarmonicFrameCode(FrameCode):
             if len(np.unique(np.round(points, 12))) < self.workers:
                 raise ValueError("samples must be distinct")
             object.__setattr__(self, "samples", tuple(points.tolist()))
+            self._check_columns(points)
         if self.real:
             real_harmonic_rows(self.workers, self.powers)  # says which powers lack their negatives
+
+    def _check_columns(self, points: NDArray[np.complex128]) -> None:
+        """Powers that are distinct may agree at all the samples."""
+        columns = harmonic_rows(self.workers, self.powers, points)
+        alike = np.abs(columns.conj().T @ columns) * len(self.powers) / self.workers > 1 - 1e-12
+        pairs = np.argwhere(np.triu(alike, 1))
+        if len(pairs):
+            first, second = (self.powers[index] for index in pairs[0])
+            raise ValueError(f"powers {first} and {second} agree, up to a factor, at all of these samples")
 
     @property
     def blocks(self) -> int:  # type: ignore[override]

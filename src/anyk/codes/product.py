@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..blocks import coded_dtype
 from ..errors import TooFewResponders
 from ..points import chebyshev_first, nonzero, roots_of_unity
 from .base import BelowThreshold, Code, Exactness, Matrix, check_below_threshold
@@ -52,6 +53,12 @@ def check_basis(basis: Any, *known: str) -> None:
 def power_points(basis: str, workers: int) -> NDArray[Any]:
     """Where the powers of the bases "circle" and "monomial" are taken."""
     return roots_of_unity(workers) if basis == "circle" else nonzero(chebyshev_first, workers)
+
+
+def _encoded(encoder: Matrix, blocks: NDArray[Any]) -> NDArray[Any]:
+    """In the blocks' own floating dtype."""
+    kept = blocks if blocks.dtype.kind in "fc" else blocks.astype(np.float64)
+    return np.tensordot(encoder, kept, axes=1).astype(coded_dtype(encoder, kept.dtype), copy=False)
 
 
 class ProductCode(Code):
@@ -141,7 +148,7 @@ class ProductCode(Code):
         for name, blocks, matrix in (("a", a, self.left), ("b", b, self.right)):
             if blocks.ndim < 1 or len(blocks) != matrix.shape[1]:
                 raise ValueError(f"{name} must hold {matrix.shape[1]} blocks along its first axis, got {blocks.shape}")
-        return np.tensordot(self.left, a, axes=1), np.tensordot(self.right, b, axes=1)
+        return _encoded(self.left, a), _encoded(self.right, b)
 
     def _decode(self, responders: NDArray[np.intp], replies: Sequence[Any] | None) -> Matrix:
         count, enough = len(responders), len(responders) >= self.threshold

@@ -103,15 +103,16 @@ class RelativeNoise:
 
     def variance(self, reply: ArrayLike) -> float:
         """epsilon^2 times the mean square."""
-        return float(self.epsilon**2 * np.mean(np.abs(_floating(reply)) ** 2))
+        array = _floating(reply)
+        return float(self.epsilon**2 * np.mean(np.abs(array) ** 2)) if array.size else 0.0
 
 
 @dataclass(frozen=True)
 class Quantized:
     """Replies rounded to a short format, and sent in their own dtype: float16, bfloat16, or int8 on a scale of its own.
 
-    int8 spreads 255 steps evenly up to the largest entry of each array. float16 overflows from 65,520 on, and such a
-    reply counts as an erasure. Real and imaginary parts are rounded separately.
+    int8 spreads 255 steps evenly up to the largest entry of each array. float16 overflows from 65,520 on, bfloat16 from
+    3.4e38, and such a reply counts as an erasure. Real and imaginary parts are rounded separately.
     """
 
     kind: Literal["float16", "bfloat16", "int8"]
@@ -129,7 +130,8 @@ class Quantized:
             with np.errstate(over="ignore"):
                 rounded = parts.astype(np.float16).astype(parts.dtype)
         elif self.kind == "bfloat16":
-            bits = np.ascontiguousarray(parts, dtype=np.float32).view(np.uint32)
+            with np.errstate(over="ignore"):
+                bits = np.ascontiguousarray(parts, dtype=np.float32).view(np.uint32)
             kept = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) & np.uint32(0xFFFF0000)
             rounded = np.where(np.isfinite(parts), kept.view(np.float32), parts).astype(parts.dtype)
         else:
@@ -141,15 +143,17 @@ class Quantized:
         return float(np.abs(parts).max(initial=0.0)) / 127
 
     def variance(self, reply: ArrayLike) -> float:
-        """A twelfth of the mean square step between neighbouring numbers."""
+        """A twelfth of the mean square step between neighbouring numbers; nothing for zeros and for the kind itself."""
         array = _floating(reply)
+        if array.size == 0 or array.dtype.name == self.kind:
+            return 0.0
         parts = np.abs(_parts(array)).astype(np.float64)
         if self.kind == "int8":
             steps: Any = self._step(parts)
         else:
             digits, least = (10, -14) if self.kind == "float16" else (7, -126)
             exponents = np.maximum(np.frexp(parts)[1] - 1, least)
-            steps = np.exp2(exponents - digits)
+            steps = np.where(parts > 0, np.exp2(exponents - digits), 0.0)
         return float(np.mean(np.square(steps)) / 12 * (2 if np.iscomplexobj(array) else 1))
 
 
