@@ -180,7 +180,8 @@ def test_figures_of_gradient_codes(code, size):
         spread, column = getattr(table, name), np.array(rows)[:, k]
         expected = (column.mean(), np.median(column), column.max())
         assert (spread.mean, spread.median, spread.worst) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert table.failures == 0
+    inexact = np.mean([row[0] > 1e-6 for row in rows])
+    assert table.failures == pytest.approx(0 if code.approximate else inexact)
     assert table.condition.worst >= 1
     assert table.blocks == code.partitions
     assert json.loads(json.dumps(table.as_dict())) == table.as_dict()

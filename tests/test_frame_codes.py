@@ -1,7 +1,9 @@
 """Frame codes: the shared laws, how loud they are, and replies of finite precision."""
 
+import gc
 import json
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -307,6 +309,45 @@ def test_expected_error_of_equal_deviations():
         decoder.expected_error([0.3] * 6)
 
 
+def test_lost_directions_are_refused_however_many_there_are():
+    code = VandermondeCode(200, 120, "chebyshev")
+    with pytest.raises(UnsafeDecode, match="residual"):
+        code.decoder(range(200))
+
+
+def test_spoilt_decoders_say_so_every_time():
+    code = anyk.EntangledPolynomialCode(29, 3, 3, 3, basis="monomial")
+    for _ in range(3):
+        with pytest.warns(ApproximationWarning, match="rounding has spoilt the decoder") as caught:
+            code.decoder(range(29))
+        assert caught[0].filename == __file__
+
+
+def test_codes_are_not_kept_alive():
+    code = HarmonicFrameCode(100, range(0, 100, 2))
+    code.sufficient(range(50))
+    gone = weakref.ref(code)
+    del code
+    gc.collect()
+    assert gone() is None
+
+
+def test_decoders_are_kept_within_bounds():
+    code = GaussianFrameCode(400, 300)
+    rng = np.random.default_rng(0)
+    for _ in range(80):
+        code.decoder(rng.permutation(400)[:320])
+    assert sum(matrix.nbytes for matrix in code._decoders[1].values()) <= 1 << 26
+
+
+def test_noise_keeps_the_library_of_replies():
+    torch = pytest.importorskip("torch")
+    code = GaussianFrameCode(6, 3)
+    with anyk.ThreadWorkers(6) as workers:
+        result = anyk.map(torch.neg, torch.ones(3, 4), code=code, workers=workers, noise=AdditiveNoise(1e-3))
+    assert isinstance(result.value, torch.Tensor)
+
+
 def test_quantization_without_error():
     x = np.random.default_rng(0).standard_normal(100)
     half = x.astype(np.float16)
@@ -325,10 +366,10 @@ def test_quantization_without_error():
 @pytest.mark.parametrize("noise", [AdditiveNoise(0.1), RelativeNoise(0.05), Quantized("int8"), Quantized("bfloat16")])
 def test_noise_leaves_real_blocks_real(noise):
     code = HarmonicFrameCode(13, difference_set(13, 4))
-    blocks = np.random.default_rng(0).standard_normal((4, 3000))
+    blocks, stop = np.random.default_rng(0).standard_normal((4, 3000)), anyk.FirstK(9)
     with anyk.ThreadWorkers(13) as workers:
-        result = anyk.map(np.negative, blocks, code=code, workers=workers, noise=noise)
-        turned = anyk.map(lambda block: 1j * block, blocks, code=code, workers=workers, noise=noise)
+        result = anyk.map(np.negative, blocks, code=code, workers=workers, noise=noise, stop=stop)
+        turned = anyk.map(lambda block: 1j * block, blocks, code=code, workers=workers, noise=noise, stop=stop)
     assert result.value.dtype == np.float64
     assert np.abs(result.value + blocks).max() < 2
     assert turned.value.dtype == np.complex128
@@ -381,6 +422,8 @@ def test_int8_spreads_steps_up_to_the_largest():
     np.testing.assert_allclose(found / step, np.round(x / step), atol=1e-9)
     assert len(np.unique(found)) <= 255
     np.testing.assert_array_equal(Quantized("int8")(np.zeros(3)), 0)
+    tiny = np.array([1e-6, 5e-7], np.float16)  # a step that float16 does not have
+    np.testing.assert_allclose(Quantized("int8")(tiny), tiny, atol=1e-7)
 
 
 # In anyk.map ----------------------------------------------------------------------------------------------------------
@@ -441,6 +484,14 @@ def test_real_blocks_come_back_real(dtype):
         (lambda: AdditiveNoise(-1), ValueError, "deviation must be a finite number of at least 0, got -1"),
         (lambda: RelativeNoise(np.nan), ValueError, "epsilon must be a finite number of at least 0, got nan"),
         (lambda: RelativeNoise("1"), ValueError, "epsilon must be a finite number of at least 0, got '1'"),
+        (lambda: AdditiveNoise(0.1, seed=-1), ValueError, "seed must be an integer of at least 0, got -1"),
+        (lambda: Quantized("int8", seed=1.5), ValueError, r"seed must be an integer of at least 0, got 1\.5"),
+        (lambda: ChebyshevCode(3, 2).decoder([0.9, 1]), TypeError, "cannot be interpreted as an integer"),
+        (
+            lambda: ChebyshevCode(3, 2).decoder([0, 1]).expected_error([1.0, 2.0, 3.0]),
+            ValueError,
+            r"one number or 2, one for each responder, got shape \(3,\)",
+        ),
         (lambda: Quantized("int4"), ValueError, "kind must be float16, bfloat16 or int8, got 'int4'"),
         (lambda: anyk.map(abs, np.ones((2, 1)), noise=0.1), TypeError, r"noise must be a noise model such as"),
         (lambda: anyk.map(abs, np.ones((2, 1)), noise=Quantized), TypeError, r"noise must be a noise model such as"),

@@ -14,6 +14,7 @@ from anyk import (
     MarchenkoPastur,
     coherence,
     difference_set,
+    frames,
     is_difference_set,
     is_equiangular,
     nonuniform_samples,
@@ -198,6 +199,9 @@ def test_nonuniform_samples_repeat_a_pattern(periods, grid, data):
         (lambda: welch_bound(5, 6), "m = 6 powers modulo n = 5 cannot be distinct"),
         (lambda: random_powers(3, 5), "m = 5 powers modulo n = 3 cannot be distinct"),
         (lambda: random_powers(True, 1), "n must be an integer of at least 1, got True"),
+        (lambda: optimized_powers(9, 4, seconds=math.nan), "seconds must be a finite number of at least 0, got nan"),
+        (lambda: optimized_powers(9, 4, seconds=-1), "seconds must be a finite number of at least 0, got -1"),
+        (lambda: lower_bound(5, 70), "responders must be at least blocks, and these at least 1, got 5 and 70"),
         (lambda: optimized_powers(4, 0), "m must be an integer of at least 1, got 0"),
         (
             lambda: optimized_powers(10, 4, responders=3),
@@ -323,6 +327,33 @@ def test_singular_responders_are_singular(n):
         assert np.linalg.matrix_rank(harmonic_rows(n, powers)[who], tol=1e-9) < m
         assert size < n - distance_bound(n, powers) + 1
     assert found
+
+
+def test_distance_bound_of_exact_quotients():
+    for n, m in (
+        (273, 91),
+        (279, 93),
+        (315, 105),
+        (351, 117),
+    ):  # the quotient of floats lies above
+        powers = np.arange(0, n, 3)
+        assert distance_bound(n, powers) == 3
+        who = [i for i in range(n) if i % m != 7]  # without all copies of one row
+        assert np.linalg.matrix_rank(harmonic_rows(n, powers)[who]) == m - 1
+
+
+def test_scores_of_pairs_are_evenness():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        n = int(rng.integers(5, 40))
+        inside = np.zeros(n, bool)
+        inside[random_powers(n, int(rng.integers(1, n // 2 + 1)), rng, real=True)] = True
+        scores = frames._scores_of_pairs(inside)
+        for v in range(1, (n + 1) // 2):
+            if not inside[v]:
+                more = inside.copy()
+                more[[v, n - v]] = True
+                assert scores[v] == pytest.approx(frames.evenness(more))
 
 
 def test_singular_responders_of_primes_and_named():

@@ -502,7 +502,7 @@ def test_a_death_that_the_round_cannot_do_without(local: anyk.LocalWorkers, tmp_
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
-    with pytest.raises(anyk.TooFewResponders, match="worker 3 lost: .*SIGKILL") as caught:
+    with pytest.raises(anyk.TooFewResponders, match=r"worker 3 lost: .*SIGKILL") as caught:
         anyk.map(poisoned, blocks, code=code, workers=local)
     assert attempts.read_text() == "xx"  # once more, and no more than once
     assert set(caught.value.run.failed) == {3}

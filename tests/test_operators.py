@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -434,10 +435,10 @@ def test_costs():
 
 def test_events_and_noise(threads):
     seen = []
-    operator = CodedOperator(np.eye(12), workers=threads, noise=anyk.AdditiveNoise(0.1), on_event=seen.append)
+    operator = CodedOperator(np.eye(12), workers=threads, noise=anyk.AdditiveNoise(1e-4), on_event=seen.append)
     off = operator @ np.ones(12) - 1
     assert seen
-    assert 0 < np.abs(off).max() < 10
+    assert 0 < np.abs(off).max() < 0.01
 
 
 # -- products of two matrices -----------------------------------------------------------------------------------------
@@ -510,6 +511,116 @@ def test_products_with_crashes(local):
         for _ in range(5):
             near(anyk.matmul(a, b, code, faulty).value, a @ b, 1e-8)
             near(anyk.matmul(sparse.csr_array(a), b, code, faulty).value, a @ b, 1e-8)
+
+
+def test_the_matrix_is_copied(threads):
+    for kind in KINDS:
+        for late in range(3):
+            given = as_kind(np.random.default_rng(0).standard_normal((12, 12)), kind)
+            matrix = dense(given).copy()
+            operator = CodedOperator(given, anyk.SystematicMDSCode(N, 6), threads, faults={late: anyk.Raise()})
+            (given.data if sparse.issparse(given) else given)[:] = 0
+            near(operator @ np.ones(12), matrix.sum(axis=1))
+            near(operator.H @ np.ones(12), matrix.sum(axis=0))
+
+
+def test_rounding_of_float32_operands_counts():
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((60, 20)).astype(np.float32)
+    wide = matrix.astype(float)
+    code, gone = anyk.ChebyshevCode(18, 12), {i: anyk.Raise() for i in range(4)}  # a gap at the end
+    assert 3e3 < code.decoder(range(4, 18)).lebesgue_constant < 1e6
+    with anyk.ThreadWorkers(18) as workers:
+        operator = CodedOperator(matrix, code, workers, faults=gone, stop=anyk.All())
+        for _ in range(2):  # not only once
+            with pytest.warns(
+                ApproximationWarning, match=r"rounding of operands and replies \(1\.2e-07\) may"
+            ) as caught:
+                product = operator @ np.ones(20)  # in float64, of entries that were rounded to float32
+            assert caught[0].filename == __file__
+            near(product, wide.sum(axis=1), 1e-1)
+        with pytest.warns(ApproximationWarning, match="may cost"):
+            anyk.matmul(matrix, np.eye(20), code, workers, anyk.All(), faults=gone)
+        near(CodedOperator(wide, code, workers, anyk.All(), faults=gone) @ np.ones(20), wide.sum(axis=1))
+
+
+def test_majorities_are_majorities(threads):
+    matrix = np.arange(24.0).reshape(12, 2)
+    code = anyk.RepetitionCode(N, 2, combine="majority")
+    lie = {0: anyk.Corrupt("negate")}
+    near(CodedOperator(matrix, code, threads, anyk.All(), faults=lie) @ np.ones(2), matrix.sum(axis=1))
+    near(anyk.matmul(matrix, np.eye(2), code, threads, anyk.All(), faults=lie).value, matrix)
+
+
+def test_overflow_in_decoding_is_refused(threads):
+    matrix = np.random.default_rng(1).uniform(-1, 1, (6, 6)) * 5e307
+    gone = {0: anyk.Raise(), 1: anyk.Raise()}
+    operator = CodedOperator(matrix, anyk.ChebyshevCode(N, 6), threads, faults=gone)
+    with np.errstate(all="ignore"), pytest.raises(UnsafeDecode, match="exceeds the range of float64"):
+        operator @ np.eye(6)[0]
+    with np.errstate(all="ignore"), pytest.raises(UnsafeDecode, match="exceeds the range of float64"):
+        anyk.map(lambda x: x, matrix, code=anyk.ChebyshevCode(N, 6), workers=threads, faults=gone)
+
+
+def test_noise_that_drowns_a_product_warns(threads):
+    matrix = np.random.default_rng(0).standard_normal((30, 20))
+    code, noise = MatDotCode(N, 4), anyk.AdditiveNoise(5.0)
+    with pytest.warns(ApproximationWarning, match="noise is expected to leave an error of"):
+        result = anyk.matmul(matrix, matrix.T, code, threads, noise=noise)
+    happened = np.sqrt(np.mean((result.value - matrix @ matrix.T) ** 2))
+    assert 0.2 < happened / result.expected_error < 5
+    code = anyk.HarmonicFrameCode(N, POWERS)
+    operator = CodedOperator(matrix, code, threads, anyk.All(), noise=anyk.AdditiveNoise(0.01))
+    assert operator.expected_error is None
+    off = operator @ np.eye(20) - matrix
+    happened = np.sqrt(np.mean(off**2))  # the real part of a complex code
+    assert operator.expected_error == pytest.approx(happened, rel=0.15)
+
+
+def test_least_squares_products_take_what_there_is(threads):
+    code = MatDotCode(5, 4, below_threshold="least-squares")
+    with pytest.warns(ApproximationWarning, match="4 answers are too few for an exact product"):
+        result = anyk.matmul(np.ones((4, 4)), np.ones((4, 4)), code, threads, faults={1: anyk.Raise()})
+    assert len(result.run.responders) == 4
+    with pytest.raises(TooFewResponders, match="needs 7 answers and has 5"):
+        anyk.matmul(np.ones((4, 4)), np.ones((4, 4)), code, threads, anyk.Sufficient())
+
+
+def test_closing_an_operator_that_others_wait_for():
+    with anyk.ThreadWorkers(4) as workers:
+        slow = {i: anyk.Slow(0.2) for i in range(4)}
+        operator = CodedOperator(np.eye(12), anyk.SystematicMDSCode(4, 3), workers, faults=slow)
+        outcomes = []
+
+        def work():
+            try:
+                outcomes.append(np.abs(operator @ np.ones(12) - 1).max() < 1e-12)
+            except WorkersClosed:
+                outcomes.append("closed")
+
+        together = [threading.Thread(target=work) for _ in range(3)]
+        for thread in together:
+            thread.start()
+        time.sleep(0.1)
+        operator.close()
+        for thread in together:
+            thread.join()
+        assert set(outcomes) <= {True, "closed"}
+        assert "closed" in outcomes
+
+
+def test_one_adjoint_for_all_threads():
+    with anyk.ThreadWorkers(4) as workers:
+        operator = CodedOperator(np.arange(24.0).reshape(12, 2), anyk.SystematicMDSCode(4, 3), workers)
+        published = []
+        workers.publish = lambda value: published.append(value) or value
+        together = [threading.Thread(target=lambda: operator.rmatvec(np.ones(12))) for _ in range(5)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        assert sum(np.ndim(value) == 2 for value in published) == 4  # coded blocks of one copy
+        near(operator.H @ np.ones(12), np.arange(24.0).reshape(12, 2).sum(axis=0))
 
 
 def test_nested_lists_are_matrices(threads):

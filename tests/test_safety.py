@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +246,74 @@ def test_a_run_knows_when_each_worker_failed() -> None:
         ).run
     assert run.failed.keys() == run.failed_at.keys() == faults.keys()
     assert run.failed_at == {0: 2.0, 1: 5.0, 2: 5.0, 3: 5.0}
+
+
+# -- forks of the caller ----------------------------------------------------------------------------------------------
+
+
+def test_a_fork_neither_uses_nor_breaks_the_workers(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(
+        """
+import os, sys
+import numpy as np
+import anyk
+import anyk.errors
+
+workers = anyk.LocalWorkers(4)
+operator = anyk.CodedOperator(np.eye(40), anyk.SystematicMDSCode(4, 3), workers)
+operator @ np.ones(40)
+for how in ("use", "close", "delete", "exit"):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        if how == "use":
+            try:
+                operator @ np.ones(40)
+            except anyk.errors.WorkersClosed as error:
+                status = 0 if "of which this is a fork" in str(error) else 2
+        else:
+            if how == "close":
+                workers.close()
+            elif how == "delete":
+                del operator, workers
+            status = 0
+        sys.stdout.flush()
+        if how == "exit":
+            sys.exit(0)
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, how
+    assert np.array_equal((operator @ np.arange(40.0)).round(9), np.arange(40.0)), how
+print("fine")
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_closing_in_the_middle_leaves_no_process_behind() -> None:
+    import psutil
+
+    before = set(psutil.Process().children(recursive=True))
+    for attempt in range(12):
+        workers = anyk.LocalWorkers(3, preload=())
+        faults = {0: anyk.Crash(), 1: anyk.Slow(0.002)}
+        operator = anyk.CodedOperator(np.eye(12), anyk.SystematicMDSCode(3, 2), workers, faults=faults)
+        ends: list[BaseException] = []
+
+        def work(operator: anyk.CodedOperator = operator, ends: list[BaseException] = ends) -> None:
+            try:
+                while True:
+                    operator @ np.ones(12)
+            except BaseException as error:
+                ends.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(0.02 + 0.01 * (attempt % 4))
+        workers.close()
+        thread.join(30)
+        assert [type(end) for end in ends] == [WorkersClosed]
+        left = set(psutil.Process().children(recursive=True)) - before
+        psutil.wait_procs(left, timeout=5)
+        assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

@@ -75,7 +75,7 @@ def test_contradicting_replies_wait_for_another_only_so_long() -> None:
 def test_the_next_reply_resolves_a_contradiction() -> None:
     code = anyk.NullSpaceCode(anyk.cyclic_placement(8, 8, 5), stragglers=2, adversaries=1)
     parts = [np.random.default_rng(k).standard_normal(5) for k in range(8)]
-    faults = {0: anyk.Corrupt("nan"), 1: anyk.Corrupt("noise", 7.0), 7: anyk.Slow(0.3)}
+    faults = {0: anyk.Corrupt("nan"), 1: anyk.Corrupt("noise", 7.0), 7: anyk.Slow(1.0)}
     found = total(code, parts, faults=faults)
     assert np.abs(found.value - np.sum(parts, axis=0)).max() < 1e-11
     assert found.run.liars == (0, 1)

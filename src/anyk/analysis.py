@@ -34,6 +34,8 @@ __all__ = [
     "worst_responders",
 ]
 
+_INEXACT = 1e-6  # residual from which an answer is an estimate
+_LOST = 0.1  # of the target: more of it is missing than rounding takes
 _OF_DECODERS = ("residual", "noise_amplification", "lebesgue_constant", "condition")
 
 
@@ -79,7 +81,8 @@ class Figures:
     sets : int
         How many responder sets were tried.
     failures : float
-        Fraction of the sets that cannot be decoded, or not in float64. The spreads below are over the others.
+        Fraction of the sets that do not yield what the code promises: that cannot be decoded, or not in float64, or
+        only to an estimate by a code that is exact elsewhere. The spreads below are over all that can be decoded.
     residual, noise_amplification, lebesgue_constant, condition : Spread
         As in `Decoder`.
     traffic : float
@@ -161,7 +164,7 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
     else:
         subsets = sample_responders(code, responders, trials, seed)
     rows: list[list[float]] = []
-    count = 0
+    count = inexact = 0
     for subset in subsets:
         count += 1
         try:
@@ -171,6 +174,7 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
         except (TooFewResponders, UnsafeDecode):
             continue
         rows.append([getattr(decoder, name) for name in _OF_DECODERS])
+        inexact += not (code.approximate or code.sufficient(subset)) and decoder.worst_residual > _INEXACT
     spreads = [Spread.of([row[column] for row in rows]) for column in range(len(_OF_DECODERS))]
     # Gradient codes cut a reply into chunks, each with its own columns of a generator that may be sparse.
     chunks = code.chunks if isinstance(code, GradientCode) else 1
@@ -183,7 +187,7 @@ def figures(code: Code, responders: int, trials: int = 200, seed: int = 0) -> Fi
         threshold=code.threshold,
         exact_for=code.exact_for,
         sets=count,
-        failures=(count - len(rows)) / count,
+        failures=(count - len(rows) + inexact) / count,
         **dict(zip(_OF_DECODERS, spreads, strict=True)),
         traffic=(2 if np.iscomplexobj(code._rows([0])) else 1) / chunks,
         load=load(code),
@@ -217,7 +221,8 @@ def worst_responders(
     """The loudest set of that many workers that a search finds: what could happen, not what usually does.
 
     Random gaps are tried, contiguous ones, and progressions around the circle in all steps; in the loudest of them one
-    worker at a time is exchanged as long as that makes it louder. A set that cannot be decoded is the worst there is.
+    worker at a time is exchanged as long as that makes it louder. A set that cannot be decoded is the worst there is;
+    those that a search comes upon are returned at once, which says nothing of others.
 
     Parameters
     ----------
@@ -232,7 +237,7 @@ def worst_responders(
     Returns
     -------
     tuple of int
-        Rising; its amplification is ``code.decoder(set).noise_amplification``.
+        Rising; its amplification is ``code.decoder(set).noise_amplification``, where it can be decoded.
 
     Examples
     --------
@@ -243,15 +248,19 @@ def worst_responders(
     """
     _check(code, responders, starts)
     n, generator = code.workers, np.random.default_rng(rng)
-    rows = code._rows(range(n))
-    rows, target = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows), code.target
+    solved = isinstance(code, FrameCode | ProductCode)  # by least squares, here without the decoders' bookkeeping
+    rows, target = np.asarray(code.generator) if solved else None, code.target
 
     def loudness(present: NDArray[np.bool_]) -> float:
+        if rows is None:
+            return _amplification(code, np.flatnonzero(present))
         values = rows[present]
         try:
-            return float(np.linalg.norm(np.linalg.lstsq(values.conj().T, target.conj().T, rcond=1e-15)[0]))
+            weights = np.linalg.lstsq(values.conj().T, target.conj().T, rcond=1e-15)[0].conj().T
         except np.linalg.LinAlgError:
             return math.inf
+        lost = np.linalg.norm(weights @ values - target)
+        return float(np.linalg.norm(weights)) if lost < _LOST else math.inf
 
     def without(missing: Any) -> NDArray[np.bool_]:
         present = np.ones(n, dtype=bool)
@@ -285,6 +294,18 @@ def worst_responders(
     return tuple(np.flatnonzero(loudest).tolist())
 
 
+def _amplification(code: Code, who: NDArray[np.intp]) -> float:
+    """Infinite where there is no answer, or not the promised one."""
+    if not (code.approximate or code.sufficient(who.tolist())):
+        return math.inf
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ApproximationWarning)
+            return code.decoder(who).noise_amplification
+    except (TooFewResponders, UnsafeDecode):
+        return math.inf
+
+
 def eigenvalues(
     code: Code, responders: int, trials: int = 100, rng: int | np.random.Generator = 0
 ) -> NDArray[np.float64]:
@@ -300,16 +321,21 @@ def eigenvalues(
 
 
 def amplifications(
-    code: FrameCode, responders: int, trials: int, rng: int | np.random.Generator, *, singular: float = 0.0
+    code: FrameCode, responders: int, trials: int, rng: int | np.random.Generator
 ) -> NDArray[np.float64]:
-    """The noise amplification over random responder sets, from `eigenvalues`.
+    """The noise amplification over random responder sets, from their rows' singular values.
 
     Returns
     -------
-    (trials,) float64; infinite where an eigenvalue is no larger than `singular`
+    (trials,) float64; infinite where the rows lack full rank in float64
     """
-    values = eigenvalues(code, responders, trials, rng)
-    return np.asarray(np.where(values[:, 0] > singular, 1 / np.maximum(values, 1e-300).T, np.inf).mean(axis=0))
+    sets = sample_responders(code, responders, trials, rng)
+    values = np.stack([np.linalg.svd(code.generator[subset], compute_uv=False) for subset in sets])
+    rounding = values.shape[1] * np.finfo(np.float64).eps * values[:, :1]
+    with np.errstate(divide="ignore"):
+        squares = np.where(values > rounding, values, 0.0) ** -2.0
+    full = responders >= code.blocks
+    return np.asarray(squares.mean(axis=1) if full else np.full(trials, math.inf))
 
 
 def frame_figures(
@@ -320,7 +346,11 @@ def frame_figures(
     seed: int = 0,
     real: bool = False,
 ) -> dict[str, Any]:
-    """Figures of a harmonic frame over random survivors: noise amplification, coherence, known singular sets.
+    """Figures of a harmonic frame over random survivors: noise amplification, coherence, singular sets.
+
+    Mean, median, decimal log-mean, 99th percentile and worst are over the survivors that can be decoded;
+    ``undecodable`` is the share of the others (rounds wait for more answers there), ``singular`` whether such sets are
+    known to exist.
 
     Examples
     --------
@@ -330,7 +360,8 @@ def frame_figures(
     """
     powers = [int(z) for z in powers]
     code = HarmonicFrameCode(workers, powers, real=real)
-    amplification = amplifications(code, responders, trials, seed, singular=1e-12)
+    drawn = amplifications(code, responders, trials, seed)
+    amplification = drawn[np.isfinite(drawn)] if np.isfinite(drawn).any() else drawn
     return {
         "coherence": coherence(code.generator),
         "equiangular": is_equiangular(code.generator),
@@ -339,6 +370,8 @@ def frame_figures(
         "log_mean": float(np.log10(amplification).mean()),
         "p99": float(np.quantile(amplification, 0.99, method="higher")),
         "worst": float(amplification.max()),
+        "undecodable": float(1 - np.isfinite(drawn).mean()),
+        "threshold": code.threshold,
         "singular": singular_responders(workers, powers, responders) is not None,
         "manova": Manova(len(powers) / workers, responders / len(powers)).amplification,
     }

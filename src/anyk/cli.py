@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the figures as JSON; - is stdout.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything that is drawn.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs the extra plots).")]
 
 
@@ -76,18 +76,28 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _check_targets(json_: str | None = None, plot: Path | None = None, **files: Path) -> None:
+def _check_targets(
+    json_: str | None = None, plot: Path | None = None, *, reads: Path | None = None, **files: Path
+) -> None:
     """Find out before the work, not after it, that its results cannot be written."""
     targets = {f"--{name}": path for name, path in files.items()}
     if plot is not None:
         targets["--plot"] = plot
     if json_ not in (None, "-"):
         targets["--json"] = Path(str(json_))
+    taken = {} if reads is None else {reads.resolve(): "the input"}
     for option, path in targets.items():
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise UsageError(f"{option} {path} is the file of {other}, too: name another")
+        if str(path) == "-":
+            raise UsageError(f"{option} - names no file; --json - writes to stdout")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; name a file")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise UsageError(f"{option} {path} may not be written")
     if plot is not None:
         from .plots import new_axes
 
@@ -155,7 +165,10 @@ def _load_blocks(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError
+        return array
     except (ValueError, EOFError):
         raise UsageError(f"{path} is not a .npy array of numbers: write it with numpy.save") from None
 
@@ -196,7 +209,10 @@ def map_(
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Accept NaN in blocks and replies.")] = False,
     progress: Annotated[bool | None, typer.Option(help="Show who has answered; default: on a terminal.")] = None,
     json_: Json = None,
-    seed: Annotated[int, typer.Option(help="Every call of the function starts NumPy's and random's draws here.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**32 - 1, help="Every call of the function starts NumPy's and random's draws here."),
+    ] = 0,
 ) -> None:
     """Map a function over blocks on local processes that may stall, die or never answer."""
     import numpy as np
@@ -205,7 +221,7 @@ def map_(
 
     if order not in ("path", "none", "auto"):
         raise UsageError(f"order must be path, none or auto, got {order!r}")
-    _check_targets(json_, plot, output=output)
+    _check_targets(json_, plot, reads=blocks, output=output)
     fn, data = load_function(function), _load_blocks(blocks)
     if data.ndim == 0 or len(data) == 0:
         raise UsageError(f"{blocks} needs a first axis that enumerates the blocks, got shape {data.shape}")
@@ -298,8 +314,8 @@ def _settings(options: dict[str, Any]) -> str:
 
 @app.command(epilog="Example: anyk codes --workers 30 --blocks 20")
 def codes(
-    workers: Annotated[int, typer.Option(help="Number of workers for the figures.")] = 30,
-    blocks: Annotated[int, typer.Option(help="Number of blocks for the figures.")] = 15,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers for the figures.")] = 30,
+    blocks: Annotated[int, typer.Option(min=1, help="Number of blocks for the figures.")] = 15,
     json_: Json = None,
     seed: Seed = 0,
 ) -> None:
@@ -315,6 +331,7 @@ def codes(
         rows.append(
             {
                 "code": name,
+                "class": type(code).__name__,
                 "options": options or "-",
                 "exact_for": code.exact_for,
                 "threshold": code.threshold,
@@ -346,8 +363,8 @@ def codes(
 @app.command(epilog="Example: anyk compare berrut lagrange repetition --workers 60 --blocks 20 --responders 45")
 def compare(
     code: Annotated[list[str], typer.Argument(metavar="CODE...", help="Names as in `anyk codes`, with options.")],
-    workers: Annotated[int, typer.Option(help="n.")],
-    blocks: Annotated[int, typer.Option(help="K: blocks, or partitions of a gradient code.")],
+    workers: Annotated[int, typer.Option(min=1, help="n.")],
+    blocks: Annotated[int, typer.Option(min=1, help="K: blocks, or partitions of a gradient code.")],
     responders: Annotated[int, typer.Option(help="k, how many answer.")],
     trials: Annotated[int, typer.Option(min=1, help="Responder sets to draw.")] = 200,
     json_: Json = None,
@@ -359,7 +376,7 @@ def compare(
     _check_targets(json_)
     if not 1 <= responders <= workers:
         raise UsageError(f"responders must lie in 1..{workers} (the number of workers), got {responders}")
-    parsed = [parse_any_code(text, workers, blocks) for text in code]
+    parsed = [parse_any_code(text, workers, blocks, stragglers=workers - responders) for text in code]
     records = [each.as_dict() for each in compare_codes(parsed, responders, trials=trials, seed=seed)]
     for text, record in zip(code, records, strict=True):
         record["code"] = text
@@ -371,7 +388,8 @@ def compare(
 _SPREADS = ("residual", "noise_amplification", "lebesgue_constant", "condition")
 _COMPARE_NOTES = (
     "residual: error for the identity, 0 is exact; noise amplification: mean square error per unit of noise variance;",
-    "lebesgue constant: largest growth of an error; failures: share of the sets that cannot be decoded",
+    "lebesgue constant: largest growth of an error; failures: share of the sets without the promised answer.",
+    "Gradient codes are built for as many stragglers as are missing, unless stragglers= says otherwise.",
 )
 
 
@@ -418,6 +436,8 @@ def reproduce(
             raise UsageError(f"{figure} has no --responders")
         options["share"] = responders
     table = FIGURES[figure](seed, **options)
+    if not table.rows:
+        raise UsageError(f"{figure} has nothing to show for --responders {responders}: fewer answers than blocks")
     _show(table.title, table.shown(), json_ == "-", table.notes)
     _write_json(json_, {"figure": figure, "title": table.title, "seed": seed, "rows": table.rows, "notes": table.notes})
     if plot is not None:
@@ -533,6 +553,9 @@ def train(
     _write_json(json_, {"code": repr(chosen), "skew": skew, "stragglers": stragglers, "liars": liars, "epochs": rows})
 
 
+_SINGULAR_SHARE = 0.1  # of survivor sets without a solution that a frame may have and still be the best
+
+
 @app.command(epilog="Example: anyk frame --workers 100 --blocks 50 --search 10 --output frame.json")
 def frame(
     workers: Annotated[int, typer.Option(min=1, help="n.")],
@@ -553,7 +576,7 @@ def frame(
     """Find a quiet harmonic frame: powers whose noise amplification stays low whoever is missing."""
     from . import frames
     from .analysis import frame_figures
-    from .difference_sets import difference_family, difference_set
+    from .difference_sets import difference_family, difference_set, is_prime, next_prime
 
     _check_targets(json_, **({} if output is None else {"output": output}))
     if blocks > workers:
@@ -573,20 +596,31 @@ def frame(
         {"powers": name} | frame_figures(workers, powers, k, trials, seed + 1, real and name != "consecutive")
         for name, powers in found.items()
     ]
-    best = min(range(len(rows)), key=lambda index: (rows[index]["singular"], rows[index]["mean"]))
+    fit = [index for index, row in enumerate(rows) if not real or row["powers"] != "consecutive"]
+    best = min(fit, key=lambda index: (rows[index]["undecodable"] > _SINGULAR_SHARE, rows[index]["log_mean"]))
     name = rows[best]["powers"]
     notes = (
         f"Welch bound {frames.welch_bound(workers, blocks):.6g}; amplification at least {blocks / k:.4g} (m/k), "
-        f"MANOVA's {rows[0]['manova']:.4g}; {trials} survivor sets; singular: whether a set of {k} answers is known to "
-        "leave no solution.",
+        f"MANOVA's {rows[0]['manova']:.4g}; {trials} survivor sets, {k} answers each. Undecodable: the share of sets "
+        "without a solution, which wait for more answers (singular: such sets are known to exist; none do for a prime "
+        f"number of workers{'' if is_prime(workers) else f', such as {next_prime(workers)}'}).",
         f"Best: {name}: {', '.join(map(str, sorted(int(z) for z in found[name])))}",
+        f"Any {rows[best]['threshold']} answers suffice, and most sets of {blocks}, which are louder: these figures "
+        f"take stop=anyk.FirstK({k}).",
     )
     shown = [{key: value for key, value in row.items() if key != "manova"} for row in rows]
     _show(f"{k} of {workers} workers, {blocks} blocks", shown, json_ == "-", notes)
-    record = {"workers": workers, "blocks": blocks, "responders": k, "seed": seed, "real": real, "best": name,
+    is_real = real and name != "consecutive"
+    record = {"workers": workers, "blocks": blocks, "responders": k, "seed": seed, "real": is_real, "best": name,
               "powers": [int(z) for z in found[name]], "figures": rows}  # fmt: skip
     if output is not None:
         _write_json(str(output), record)
+        typer.echo(f"wrote {output}: use it as `anyk compare harmonic:powers={output}`, or in Python", err=True)
+        typer.echo(
+            f"  d = json.load(open({str(output)!r}))\n"
+            "  code = anyk.HarmonicFrameCode(d['workers'], d['powers'], real=d['real'])",
+            err=True,
+        )
     _write_json(json_, record)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ __all__ = [
     "difference_family",
     "difference_set",
     "is_difference_set",
+    "is_prime",
     "next_prime",
     "residues_of",
     "whole_numbers",
 ]
 
+_NEAR = 250  # how far off a set may be that an error names
 _LARGEST = 1 << 22  # field elements that are gone through to make a Singer set
 
 
@@ -136,8 +138,8 @@ def _nearest(n: int, m: int) -> str:
     """The nearest known parameters with no fewer blocks, in words."""
     found = [
         (abs(v - n) / n + abs(k - m) / m, v, k)
-        for v in range(max(n * 4 // 5, 2), n * 5 // 4 + 2)
-        for k in range(m, min(v - 1, m * 5 // 4 + 1) + 1)
+        for v in range(max(n * 4 // 5, n - _NEAR, 2), min(n * 5 // 4, n + _NEAR) + 2)
+        for k in range(m, min(v - 1, m * 5 // 4, m + _NEAR) + 2)
         if k * (k - 1) % (v - 1) == 0 and 1 < k < v - 1 and (_known(v, k) or _known(v, v - k))
     ]
     return f"The nearest known has {min(found)[2]} modulo {min(found)[1]}; " if found else ""
@@ -161,13 +163,15 @@ def _quadratic(n: int, m: int) -> _Family:
 
 def _singer(n: int, m: int) -> _Family:
     """Points of a projective space on a hyperplane."""
-    for q in _prime_powers(m):
-        points = q * q + q + 1
-        while points < n:
-            points = points * q + 1
-        if points == n and m == (n - 1) // q and n * (q - 1) <= _LARGEST:
-            return lambda q=q: _hyperplane(q, n)  # type: ignore[misc]
-    return None
+    if m < 2 or (n - 1) % m:
+        return None
+    q = (n - 1) // m  # a hyperplane of (n - 1) / q points
+    points = q * q + q + 1
+    while points < n:
+        points = points * q + 1
+    if points != n or n * (q - 1) > _LARGEST or len(prime_factors(q)) != 1:
+        return None
+    return lambda: _hyperplane(q, n)
 
 
 def _twin_primes(n: int, m: int) -> _Family:
@@ -257,10 +261,6 @@ def prime_factors(n: int) -> list[int]:
                 n //= p
         p += 1
     return found + [n] * (n > 1)
-
-
-def _prime_powers(most: int) -> Iterator[int]:
-    return (q for q in range(2, most) if len(prime_factors(q)) == 1)
 
 
 def _hyperplane(q: int, n: int) -> NDArray[np.int64]:

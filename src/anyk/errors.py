@@ -20,6 +20,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from typing import Any
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "TooManyErrors",
     "UnsafeDecode",
     "WorkersClosed",
+    "warn",
 ]
 
 
@@ -121,3 +125,18 @@ class WorkersClosed(AnykError, RuntimeError):
 
 class ApproximationWarning(UserWarning):
     """The decoded answer is coarser than the code was built for; the message carries the figures."""
+
+
+_HERE = os.path.dirname(__file__)
+
+
+def warn(text: str) -> None:
+    """An `ApproximationWarning` at the line that called anyk, directly or through one of SciPy's solvers."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _between(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(ApproximationWarning(text), stacklevel=level)
+
+
+def _between(filename: str) -> bool:
+    return filename.startswith(_HERE) or f"{os.sep}scipy{os.sep}" in filename

@@ -169,7 +169,7 @@ def _correlations(frame: ArrayLike) -> Array:
 
 
 def is_equiangular(frame: ArrayLike, tolerance: float = 1e-9) -> bool:
-    """Whether this is an equiangular tight frame: every correlation equals the Welch bound.
+    """Whether the rows, scaled to unit norm, are an equiangular tight frame: every correlation is the Welch bound.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def distance_bound(n: int, powers: ArrayLike) -> int:
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     below = max(d for d in divisors if d <= m)
     above = min((d for d in divisors if d > m), default=n)
-    best = math.ceil(n / (below * above) * (below + above - m)) if m < n else 1
+    best = -(-n * (below + above - m) // (below * above)) if m < n else 1
     if best >= n - m + 1:
         return n - m + 1
     absent = np.ones(n, dtype=bool)
@@ -317,7 +317,9 @@ def optimized_powers(
     generator = np.random.default_rng(rng)
     if m == n or m == 1:
         return np.arange(m, dtype=np.int64)
-    begun = time.monotonic()
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds must be a finite number of at least 0, got {seconds!r}")
+    end = math.inf if seconds is None else time.monotonic() + seconds
     perfect = m * (m - 1) % (n - 1) == 0
     least = m * (m - 1) * m * (m - 1) / (n - 1)
     best: tuple[tuple[bool, float], Powers] | None = None
@@ -325,19 +327,21 @@ def optimized_powers(
     while True:
         powers = random_powers(n, m, generator, real=real)
         steps = _STEPS if seconds is not None or n <= 500 else max(20, _STEPS * 500 // n)
-        for found, score in _even_out(n, powers, steps, generator, real):
+        for found, score in _even_out(n, powers, steps, generator, real, end):
             singular = singular_responders(n, found, responders or m) is not None
             if best is None or (singular, score) < best[0]:
                 best = (singular, score), found
         restart += 1
-        over = restart >= _RESTARTS if seconds is None else time.monotonic() - begun >= seconds
+        over = restart >= _RESTARTS if seconds is None else time.monotonic() >= end
         if over or (perfect and best is not None and best[0] == (False, least)):
             break
     assert best is not None
     return np.sort(best[1])
 
 
-def _even_out(n: int, powers: Powers, steps: int, rng: np.random.Generator, real: bool) -> list[tuple[Powers, float]]:
+def _even_out(
+    n: int, powers: Powers, steps: int, rng: np.random.Generator, real: bool, end: float
+) -> list[tuple[Powers, float]]:
     """Tabu search from `powers`; the sets on its way that were better than all before, with their sums of squares."""
     inside = np.zeros(n, dtype=bool)
     inside[powers] = True
@@ -346,6 +350,8 @@ def _even_out(n: int, powers: Powers, steps: int, rng: np.random.Generator, real
     found: list[tuple[Powers, float]] = []
     own = {0, n // 2} if n % 2 == 0 else {0}
     for step in range(steps):
+        if time.monotonic() > end:
+            break
         members = np.flatnonzero(inside)
         if real:
             pairs = [z for z in members.tolist() if z not in own and z <= n - z]
@@ -401,14 +407,13 @@ def _scores(inside: NDArray[np.bool_]) -> Array:
 
 
 def _scores_of_pairs(inside: NDArray[np.bool_]) -> Array:
-    """The same with v and -v added, for v in 1 .. (n-1)/2 of a set closed under negation."""
-    n = len(inside)
-    scores = np.full(n, math.inf)
-    candidates = [v for v in range(1, (n + 1) // 2) if not inside[v]]
-    if candidates:
-        sets = np.repeat(inside[None], len(candidates), axis=0).astype(np.float64)
-        rows = np.arange(len(candidates))
-        sets[rows, candidates] = sets[rows, [n - v for v in candidates]] = 1
-        counts = np.fft.irfft(np.abs(np.fft.rfft(sets, axis=1)) ** 2, n, axis=1).round()[:, 1:]
-        scores[candidates] = (counts**2).sum(axis=1)
-    return scores
+    """The same with both v and -v added, where 2 v is not 0, to a set closed under negation."""
+    n, size = len(inside), int(inside.sum())
+    counts = _differences(inside)
+    spectrum = np.fft.rfft(inside.astype(np.float64))
+    mixed = np.fft.irfft(np.fft.rfft(counts) * spectrum, n)
+    sums = np.fft.irfft(spectrum**2, n)
+    v = np.arange(n)
+    # The differences v - x and v + x come up twice each with both signs, 2 v and -2 v once: r (p + q), (p + q)^2.
+    grown = 8 * mixed + 4 * counts[2 * v % n] + 8 * size + 8 * sums[2 * v % n] + 8 * inside[3 * v % n]
+    return np.asarray((counts**2).sum() + grown + np.where(4 * v % n == 0, 4, 2))

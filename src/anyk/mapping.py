@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from . import blocks as _blocks
 from .blocks import Blocks
 from .codes.base import DataCode, Decoder
 from .codes.berrut import BerrutCode
-from .errors import ApproximationWarning, TooFewResponders, UnsafeDecode
+from .errors import TooFewResponders, UnsafeDecode, warn
 from .ordering import path_order
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
@@ -32,9 +31,9 @@ from .runtime.workers import Workers
 __all__ = ["Result", "map"]
 
 _WARN, _REFUSE = 2e-2, 0.1  # share of an answer that rounding may cost
-_CALLER = 5  # stack level of the caller of `map`, seen from a warning: check, use, gather, map
 MOST_UNASKED = 128  # processes that are started without having been asked for
 _SMALL = 1 << 14  # bytes; smaller coded blocks are made in one product and sent inside the messages
+_NOISY = 0.1  # share of the answer that noise may cost without a word
 _DEVIATIONS = 8  # of noise, that an imaginary part may have and still be noise
 _COARSE, _WORST = 0.6, 1.5  # residuals for the identity, all blocks and the worst; a gap at an end exceeds one of them
 
@@ -52,11 +51,15 @@ class Result:
         Who answered, who did not, and when.
     decoder : Decoder
         The matrix that was applied, with its figures; ``decoder @ replies`` is `value`.
+    expected_error : float or None
+        With ``noise=``: the root mean square error that it leaves in an entry of `value`, predicted from the noise
+        model and the size of the replies.
     """
 
     value: Any = field(repr=False)
     run: Run
     decoder: Decoder
+    expected_error: float | None = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """`value` as an array."""
@@ -248,7 +251,8 @@ def map(
     Warns
     -----
     ApproximationWarning
-        Too few answers, or a large gap among them, for the number of blocks; or a noticeable loss by rounding.
+        Too few answers, or a large gap among them, for the number of blocks; or a noticeable loss by rounding, or by
+        `noise`.
 
     Examples
     --------
@@ -320,12 +324,19 @@ def map(
                 decoder = Decoder(chosen, decoder.responders, matrix, permutation)
             _check(decoder, received)
             value = _blocks.combine(decoder.matrix, received)
+            if not allow_nan:
+                check_range(*(_blocks.raw_numpy(leaf) for leaf in _blocks.flatten(value)[0]))
             if np.iscomplexobj(decoder.matrix) and not any(leaf.dtype.kind == "c" for leaf in parts.leaves):
                 value = _real_again(value, decoder, received, noise)
+            expected: float | None = None
+            if noise is not None:
+                arrays = [_blocks.raw_numpy(leaf) for leaf in _blocks.flatten(value)[0]]
+                expected = noise_error(decoder, noise, received, all(array.dtype.kind != "c" for array in arrays))
+                warn_of_noise(decoder, expected, arrays)
             if parts.listed:
                 value = _blocks.unstack(value, parts.count)
             run.decode_seconds = time.perf_counter() - begun
-            return Result(value, run, decoder)
+            return Result(value, run, decoder, expected)
 
         result: Result = gather(
             engine,
@@ -386,17 +397,45 @@ def _check(decoder: Decoder, received: Blocks) -> None:
             "more workers, use a higher precision, or a code with a smaller noise amplification"
         )
     if loss > _WARN:
-        warnings.warn(
-            ApproximationWarning(f"rounding may cost {loss:.1e} of the answer ({figures})"), stacklevel=_CALLER
-        )
+        warn(f"rounding may cost {loss:.1e} of the answer ({figures})")
     coarse = decoder.residual > _COARSE * math.sqrt(len(decoder.matrix)) or decoder.worst_residual > _WORST
     if code.approximates(decoder.responders) and (coarse or not code.approximate):
-        warnings.warn(
-            ApproximationWarning(
-                f"{count} answers for {len(decoder.matrix)} blocks, or a gap among them, leave a coarse estimate: even "
-                f"the identity would be recovered with a residual of {decoder.residual:.3g}, "
-                f"{decoder.worst_residual:.3g} in the worst block, where no answer at all leaves "
-                f"{math.sqrt(len(decoder.matrix)):.3g} and 1 ({figures}); wait for more workers"
-            ),
-            stacklevel=_CALLER,
+        warn(
+            f"{count} answers for {len(decoder.matrix)} blocks, or a gap among them, leave a coarse estimate: even "
+            f"the identity would be recovered with a residual of {decoder.residual:.3g}, "
+            f"{decoder.worst_residual:.3g} in the worst block, where no answer at all leaves "
+            f"{math.sqrt(len(decoder.matrix)):.3g} and 1 ({figures}); wait for more workers"
+        )
+
+
+def check_range(*values: NDArray[Any]) -> None:
+    """Refuse what overflowed in decoding: the replies were finite."""
+    for array in values:
+        if not _blocks.finite(array):
+            raise UnsafeDecode(
+                f"decoding exceeds the range of {array.dtype}, though all replies are finite: scale the blocks down, "
+                "or use a code with a smaller noise amplification"
+            )
+
+
+def noise_error(decoder: Decoder, noise: Noise, received: Blocks, real: bool) -> float:
+    """Root mean square error that the workers' noise leaves in an entry of the result; real results have half of it."""
+    square, entries = 0.0, 0
+    for leaf in received.leaves:
+        deviations = [math.sqrt(noise.variance(row)) for row in leaf.rows]
+        halved = 0.5 if real and leaf.dtype.kind == "c" else 1.0
+        square += halved * decoder.expected_error(deviations) ** 2 * leaf.size
+        entries += leaf.size
+    return math.sqrt(square / max(entries, 1))
+
+
+def warn_of_noise(decoder: Decoder, error: float, values: Sequence[NDArray[Any]]) -> None:
+    """Say so where the expected error is a good part of the answer."""
+    total, entries = math.fsum(float(np.linalg.norm(v)) ** 2 for v in values), math.fsum(v.size for v in values)
+    size = math.sqrt(max(total / max(entries, 1) - error**2, 0.0))
+    if error > _NOISY * size:
+        warn(
+            f"the workers' noise is expected to leave an error of {error:.3g} in entries of size {size:.3g}: "
+            f"{len(decoder.responders)} answers of {decoder.code!r} amplify its variance "
+            f"{decoder.noise_amplification:.3g} times; wait for more workers"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import operator
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from .codes.base import Code, DataCode, Decoder
 from .codes.mds import SystematicMDSCode
 from .codes.polynomial import PolynomialCode
 from .codes.product import ProductCode
-from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed
-from .mapping import Result, check_call, check_noise, number_of, opened
+from .errors import BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed, warn
+from .mapping import Result, check_call, check_noise, check_range, noise_error, number_of, opened, warn_of_noise
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.noise import Noise
 from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
-from .runtime.stop import StopRule, Sufficient
+from .runtime.stop import All, Progress, StopRule, Sufficient
 from .runtime.workers import Workers
 
 __all__ = ["CodedOperator", "Cost", "matmul"]
@@ -39,7 +39,6 @@ _REFUSE = 0.1  # share of the product that rounding may cost
 _PATIENCE = 0.005  # seconds; about what starting a worker afresh takes, and what it held is sent again by reference
 _DENSE = 0.3  # share of non-zero entries from which a coded block is kept dense
 _DEFAULT_WORKERS = 8
-_CALLER = 7  # stack level of the caller of `matmul`, seen from a warning: check, recover, use, gather, matmul
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Cost:
     largest : int
         On the worker that holds the most: the work of one product there, in multiply-adds.
     overhead : float
-        ``stored / entries``, 1 without a code.
+        ``stored / entries``, 1 without a code (and without padding).
     seconds : float
         Time that encoding took.
     """
@@ -83,20 +82,26 @@ def _product(state: dict[str, Any], shapes: tuple[Any, Any], a: Any, b: Any) -> 
     return product.toarray() if sparse.issparse(product) else np.asarray(product)
 
 
-def _as_matrix(matrix: Any, noun: str) -> Any:
-    """A two-dimensional CSR or NumPy array of floating numbers, all finite."""
+def _as_matrix(matrix: Any, noun: str, copy: bool = False) -> Any:
+    """A two-dimensional CSR or NumPy array of floating numbers, all finite; the caller's own memory unless `copy`."""
     if isinstance(matrix, LinearOperator):
         raise TypeError(
             f"{noun} must be an array or sparse matrix with entries to encode, got a {type(matrix).__name__}"
         )
     if isinstance(matrix, list | tuple):
         matrix = np.asarray(matrix)
+    if sparse.issparse(matrix) and len(matrix.shape) != 2:
+        raise BlocksError(f"{noun} must be a matrix, got shape {matrix.shape}")
     kept: Any = sparse.csr_array(matrix) if sparse.issparse(matrix) else _numeric(matrix, noun)
     if sparse.issparse(kept):
         kept = sparse.csr_array((_numeric(kept.data, noun), kept.indices, kept.indptr), shape=kept.shape)
-    if kept.ndim != 2 or 0 in kept.shape:
+    if len(kept.shape) != 2 or 0 in kept.shape:
         raise BlocksError(f"{noun} must be a matrix with at least one row and column, got shape {kept.shape}")
-    return kept.astype(np.float32) if kept.dtype == np.float16 else kept
+    if kept.dtype == np.float16:
+        return kept.astype(np.float32)
+    shared = kept.data if sparse.issparse(kept) else kept
+    given = matrix.data if sparse.issparse(matrix) else matrix
+    return kept.copy() if copy and np.shares_memory(shared, np.asarray(given)) else kept
 
 
 def _numeric(values: Any, noun: str) -> Array:
@@ -111,11 +116,11 @@ def _numeric(values: Any, noun: str) -> Array:
     return array
 
 
-def _check_code(code: Code) -> None:
-    """Refuse codes whose products are not exact, or never decoded."""
+def _check_code(code: Code, stop: StopRule) -> None:
+    """Refuse codes whose products are not exact, and sufficient answers that there can never be."""
     if code.approximate:
         raise ValueError(f"{code!r} is not exact for linear functions; SystematicMDSCode and frame codes are")
-    if not code.sufficient(code.active):
+    if not code.sufficient(code.active) and not stop.possible(Progress((), code.active, 0.0, code.sufficient)):
         raise TooFewResponders(
             f"{code!r} needs {code.threshold} answers and has {len(code.active)} workers with something to do"
         )
@@ -186,6 +191,7 @@ class _Kept:
         begun = time.perf_counter()
         self.rows, self.dtype = matrix.shape[0], matrix.dtype
         coded, active = _encode_rows(code, matrix), set(code.active)
+        self.epsilon = float(np.finfo(coded[0].dtype).eps)  # of the coded entries
         self.sizes = [_entries(block) for block in coded]
         self.blocks = [engine.publish(block) if worker in active else None for worker, block in enumerate(coded)]
         self.cost = Cost(_entries(matrix), sum(self.sizes), max(self.sizes), time.perf_counter() - begun)
@@ -195,15 +201,17 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
     """A matrix on workers that may stall or die, as a SciPy LinearOperator: `cg`, `lsqr`, `eigsh` run unchanged.
 
     The rows are cut into `code.blocks` equal parts, encoded once, and stay on the workers. A product sends the vector
-    to all of them and ends with the first sufficient answers; stragglers are not waited for, and workers that died or
-    hang are started afresh when they are needed. Products with the adjoint (`rmatvec`, ``A.H``) need a second coded
-    copy, of the columns, which is made when the first such product is asked for.
+    to all of them and ends with the first sufficient answers; stragglers are not waited for. Workers that died, or are
+    still at work for an earlier product, are started afresh when they are needed; where more hang in one product than
+    the code has to spare, it waits for them: add a `Deadline` to `stop`. Products with the adjoint (`rmatvec`, ``A.H``)
+    need a second coded copy, of the columns, which is made when the first such product is asked for.
 
     Parameters
     ----------
     matrix : (M, N) array or SciPy sparse matrix
-        Real or complex; integers become float64. Sparse blocks stay sparse, but those of workers that hold mixtures
-        have the non-zeros of all that is mixed: `cost` tells. With `SystematicMDSCode` only ``workers - blocks`` do.
+        Real or complex; integers become float64; copied. Sparse blocks stay sparse, but those of workers that hold
+        mixtures have the non-zeros of all that is mixed: `cost` tells. With `SystematicMDSCode` only
+        ``workers - blocks`` do.
     code : DataCode, optional
         One that is exact for linear functions; default `SystematicMDSCode` with a quarter of the workers to spare.
     workers : Workers or int, optional
@@ -231,6 +239,8 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         Products so far.
     run : Run or None
         The latest product's round.
+    expected_error : float or None
+        With ``noise=``: the root mean square error that it leaves in an entry of the latest product.
 
     Raises
     ------
@@ -242,7 +252,8 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
     Warns
     -----
     ApproximationWarning
-        Where rounding may cost more than half of the digits, or a stop rule takes fewer answers than are needed.
+        Where rounding may cost more than half of the digits, `noise` a tenth of a product, or a stop rule takes fewer
+        answers than are needed.
 
     Examples
     --------
@@ -269,7 +280,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         patience: float = _PATIENCE,
         on_event: Callable[[RoundEvent], None] | None = None,
     ) -> None:
-        kept = _as_matrix(matrix, "matrix")
+        kept = _as_matrix(matrix, "matrix", copy=True)
         check_call(_multiply, workers, stop, faults)
         check_noise(noise)
         if code is None:
@@ -283,9 +294,10 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         self.code: DataCode = code
         self.stop: StopRule = stop if stop is not None else Sufficient()
         self.stop.check(len(code.active))
-        _check_code(code)
+        _check_code(code, self.stop)
         self.run: Run | None = None
         self.rounds = 0
+        self.expected_error: float | None = None
         self._matrix, self._faults, self._noise = kept, faults, noise
         self._patience, self._on_event = float(patience), on_event
         self._owned = ExitStack()
@@ -293,7 +305,8 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         self._closed = False
         self._backward: _Kept | None = None
         try:
-            self._forward = _Kept(kept, code, self._engine)
+            with alone(self._engine):
+                self._forward = _Kept(kept, code, self._engine)
         except BaseException:
             self._owned.close()
             raise
@@ -313,7 +326,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         """Forget the coded blocks, and stop the workers that were started here. Idempotent."""
         self._closed = True
         self._forward.blocks = []
-        self._backward = None
+        self._backward = self._matrix = None
         self._owned.close()
 
     def __enter__(self) -> CodedOperator:
@@ -323,109 +336,128 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         self.close()
 
     def _matvec(self, x: Any) -> Array:
-        return self._apply(self._forward, np.asarray(x).reshape(-1, 1))[:, 0]
+        return self._apply(lambda: self._forward, np.asarray(x).reshape(-1, 1))[:, 0]
 
     def _matmat(self, X: Any) -> Array:
-        return self._apply(self._forward, np.asarray(X))
+        return self._apply(lambda: self._forward, np.asarray(X))
 
     def _rmatvec(self, x: Any) -> Array:
         return self._rmatmat(np.asarray(x).reshape(-1, 1))[:, 0]
 
     def _rmatmat(self, X: Any) -> Array:
-        self._check_open()
+        return self._apply(self._adjoint_kept, np.asarray(X))
+
+    def _adjoint_kept(self) -> _Kept:
+        """The second copy, made when it is first needed."""
         if self._backward is None:
             adjoint = self._matrix.conj().T
             adjoint = sparse.csr_array(adjoint) if sparse.issparse(adjoint) else np.ascontiguousarray(adjoint)
             self._backward = _Kept(adjoint, self.code, self._engine)
-        return self._apply(self._backward, np.asarray(X))
+        return self._backward
 
     def _check_open(self) -> None:
         if self._closed:
             raise WorkersClosed("this operator has been closed")
 
-    def _apply(self, kept: _Kept, x: Any) -> Array:
+    def _apply(self, which: Callable[[], _Kept], x: Any) -> Array:
         self._check_open()
-        x = _numeric(x, "the vector")
+        with alone(self._engine):
+            self._check_open()  # it may have been closed while others were at work
+            return self._round(which(), _numeric(x, "the vector"))
+
+    def _round(self, kept: _Kept, x: Array) -> Array:
         dtype = np.result_type(kept.dtype, x.dtype)
         if x.shape[1] == 0:
             return np.empty((kept.rows, 0), dtype)
-        engine, code = self._engine, self.code
+        engine, code, blocks = self._engine, self.code, kept.blocks
         x = np.ascontiguousarray(x, dtype=np.result_type(x.dtype, np.float32))
         flat = x[:, 0] if x.shape[1] == 1 else x  # a product with a vector is the faster one
         sent = [0]
-        with alone(engine):
-            operand = engine.publish(flat)
+        operand = engine.publish(flat)
 
-            def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
-                for worker in who:
-                    sent[0] += x.size
-                    yield worker, _multiply, (kept.blocks[worker], operand)
+        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+            for worker in who:
+                sent[0] += x.size
+                yield worker, _multiply, (blocks[worker], operand)
 
-            def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Array:
-                _, parts = _recover(code, replies, run, error, dtype, sent[0])
-                self.run, self.rounds = run, self.rounds + 1
-                product = parts.reshape(-1, x.shape[1])[: kept.rows]
-                return np.asarray(product.astype(dtype, copy=False))
+        def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Array:
+            found = _recover(code, replies, run, error, dtype, sent[0], kept.epsilon, self._noise)
+            self.run, self.rounds, self.expected_error = run, self.rounds + 1, found.expected_error
+            product = found.value.reshape(-1, x.shape[1])[: kept.rows]
+            return np.asarray(product.astype(dtype, copy=False))
 
-            result: Array = gather(
-                engine,
-                code.active,
-                send,
-                self.stop,
-                code.sufficient,
-                faults=self._faults,
-                notify=self._on_event,
-                noise=self._noise,
-                patience=self._patience,
-                use=use,
-            )
-            return result
+        result: Array = gather(
+            engine,
+            code.active,
+            send,
+            self.stop,
+            code.sufficient,
+            faults=self._faults,
+            notify=self._on_event,
+            noise=self._noise,
+            patience=self._patience,
+            use=use,
+        )
+        return result
 
 
 def _recover(
-    code: Code, replies: dict[int, Reply], run: Run, error: Callable[[str], Exception], dtype: np.dtype[Any], sent: int
-) -> tuple[Decoder, Array]:
-    """The decoder, and the recovered blocks, (targets, *shape of a reply): real where `dtype` is, whatever the code."""
+    code: Code,
+    replies: dict[int, Reply],
+    run: Run,
+    error: Callable[[str], Exception],
+    dtype: np.dtype[Any],
+    sent: int,
+    epsilon: float,
+    noise: Noise | None,
+) -> Result:
+    """The recovered blocks, (targets, *shape of a reply): real where `dtype` is, whatever the code.
+
+    `epsilon` is that of the coded operands.
+    """
     begun = time.perf_counter()
     if not replies:
         raise error("nobody answered")
     blocks = [reply.arrays[0] for reply in replies.values()]
     run.traffic = Traffic(sent, sum(block.size for block in blocks))
     try:
-        decoder = code.decoder(run.responders)
+        decoder = code.decoder(run.responders, [reply.arrays for reply in replies.values()])
     except TooFewResponders as short:
         raise error(str(short)) from None
-    _check_rounding(decoder, blocks[0].dtype)
+    _check_rounding(decoder, max(epsilon, float(np.finfo(blocks[0].dtype).eps)))
     leaf = _leaf(blocks)
     out = np.empty((len(decoder.matrix), leaf.size), np.result_type(decoder.matrix, leaf.dtype, np.float64))
     _blocks.apply(decoder.matrix, leaf, out, double=True)
+    check_range(out)
     if np.iscomplexobj(out) and dtype.kind != "c":
         out = np.ascontiguousarray(out.real)
+    expected: float | None = None
+    if noise is not None:
+        expected = noise_error(
+            decoder, noise, _blocks.Blocks(len(blocks), [leaf], None, listed=False), dtype.kind != "c"
+        )
+        warn_of_noise(decoder, expected, [out])
     run.decode_seconds = time.perf_counter() - begun
-    return decoder, out.reshape(-1, *leaf.shape)
+    return Result(out.reshape(-1, *leaf.shape), run, decoder, expected)
 
 
-def _check_rounding(decoder: Decoder, dtype: Any) -> None:
-    """Warn where rounding of the replies may cost half of the digits, or too few answered; refuse where it eats all."""
-    code, epsilon = decoder.code, float(np.finfo(dtype).eps)
-    loss = epsilon * decoder.lebesgue_constant
+def _check_rounding(decoder: Decoder, epsilon: float) -> None:
+    """Warn where rounding may cost half of the digits, or too few answered; refuse where it eats all of them."""
+    code, loss = decoder.code, epsilon * decoder.lebesgue_constant
     figures = f"{code!r}, {len(decoder.responders)} responders, Lebesgue constant {decoder.lebesgue_constant:.3g}"
     if not loss < _REFUSE:
         raise UnsafeDecode(
-            f"decoding would amplify the rounding of {dtype} replies to {loss:.1e} of the product ({figures}): wait "
-            "for more workers, compute in a higher precision, or use a code with a smaller noise amplification"
+            f"decoding would amplify the rounding of operands and replies ({epsilon:.1e}) to {loss:.1e} of the product "
+            f"({figures}): wait for more workers, compute in a higher precision, or use a code with a smaller noise "
+            "amplification"
         )
     if code.approximates(decoder.responders):
-        _warn(
+        warn(
             f"{len(decoder.responders)} answers are too few for an exact product: even the identity is recovered with "
             f"a residual of {decoder.residual:.3g}, {decoder.worst_residual:.3g} in the worst block ({figures})"
         )
     elif loss > math.sqrt(epsilon):
-        _warn(f"rounding of {dtype} replies may cost {loss:.1e} of the product ({figures})")
-
-
-def _warn(text: str) -> None:
-    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER)
+        warn(f"rounding of operands and replies ({epsilon:.1e}) may cost {loss:.1e} of the product ({figures})")
 
 
 # -- products of two matrices -----------------------------------------------------------------------------------------
@@ -470,7 +502,8 @@ def matmul(
     Returns
     -------
     Result
-        Its `value` is the (r, t) product, dense, of the operands' floating dtype; ``np.asarray(result)`` is it, too.
+        Its `value` is the (r, t) product, dense, of the operands' floating dtype (float16 is computed in float32);
+        ``np.asarray(result)`` is it, too.
 
     Raises
     ------
@@ -482,7 +515,8 @@ def matmul(
     Warns
     -----
     ApproximationWarning
-        Where rounding may cost more than half of the digits, or fewer answers than an exact product needs were taken.
+        Where rounding may cost more than half of the digits, `noise` a tenth of the product, or fewer answers than an
+        exact product needs were taken.
 
     Examples
     --------
@@ -506,8 +540,10 @@ def matmul(
     check_call(_product, workers, stop, faults, code.workers)
     chosen = code
     rule = stop if stop is not None else Sufficient()
+    if stop is None and isinstance(chosen, ProductCode) and chosen.threshold > len(chosen.active):
+        rule = All()  # least squares of what there is; the code would not exist otherwise
     rule.check(len(chosen.active))
-    _check_code(chosen)
+    _check_code(chosen, rule)
     dtype = np.result_type(left.dtype, right.dtype)
     with ExitStack() as stack:
         notify = stack.enter_context(listening(progress, chosen.workers, on_event))
@@ -522,11 +558,10 @@ def matmul(
 
         def use(replies: dict[int, Reply], run: Run, error: Callable[[str], Exception]) -> Result:
             run.encode_seconds = operands.seconds
-            decoder, parts = _recover(chosen, replies, run, error, dtype, operands.sent)
-            height, width = parts.shape[1:]
-            value = parts.reshape(p, n, height, width).transpose(0, 2, 1, 3).reshape(p * height, n * width)
-            value = value[: left.shape[0], : right.shape[1]].astype(dtype)
-            return Result(value, run, decoder)
+            found = _recover(chosen, replies, run, error, dtype, operands.sent, operands.epsilon, noise)
+            height, width = found.value.shape[1:]
+            value = found.value.reshape(p, n, height, width).transpose(0, 2, 1, 3).reshape(p * height, n * width)
+            return dataclasses.replace(found, value=value[: left.shape[0], : right.shape[1]].astype(dtype))
 
         result: Result = gather(
             engine,
@@ -549,6 +584,7 @@ class _Rows:
         self.grid = code.blocks, 1
         self.kept = _Kept(a, code, engine)
         self.b, self.size = engine.publish(b), _entries(b)
+        self.epsilon = max(self.kept.epsilon, float(np.finfo(b.dtype).eps))
         self.seconds, self.sent = self.kept.cost.seconds, 0
 
     def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
@@ -563,6 +599,7 @@ class _Blocks:
     def __init__(self, code: ProductCode, a: Any, b: Any, engine: Workers) -> None:
         p, m, n = code.splits
         self.grid = p, n
+        self.epsilon = max(float(np.finfo(operand.dtype).eps) for operand in (a, b))
         self.engine, self.seconds, self.sent = engine, 0.0, 0
         # Of each operand: its encoder, its blocks, and the dense ones as rows for `blocks.apply`.
         self.sides = [

@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -65,6 +67,8 @@ def _harmonic(
     from .difference_sets import difference_set
     from .frames import optimized_powers, random_powers
 
+    if powers.endswith(".json"):
+        return _saved_frame(powers, workers, blocks, below_threshold)
     makers: dict[str, Callable[[], Any]] = {
         "optimized": lambda: optimized_powers(workers, blocks, seed, real=real),
         "random": lambda: random_powers(workers, blocks, seed, real=real),
@@ -72,10 +76,24 @@ def _harmonic(
         "consecutive": lambda: range(blocks),
     }
     if powers not in makers:
-        raise ValueError(f"powers must be one of {', '.join(makers)}, got {powers!r}")
+        raise ValueError(f"powers must be one of {', '.join(makers)}, or a FILE.json of `anyk frame`, got {powers!r}")
     if blocks > workers:
         raise ValueError(f"{blocks} blocks need at least as many workers, got workers={workers}")
     return HarmonicFrameCode(workers, makers[powers](), real=real, below_threshold=below_threshold)  # type: ignore[arg-type]
+
+
+def _saved_frame(path: str, workers: int, blocks: int, below_threshold: str) -> Any:
+    """What `anyk frame --output` has written."""
+    from .codes import HarmonicFrameCode
+
+    try:
+        saved = json.loads(Path(path).read_text())
+        code = HarmonicFrameCode(saved["workers"], saved["powers"], real=saved["real"], below_threshold=below_threshold)  # type: ignore[arg-type]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a file that `anyk frame --output` has written: {error}") from None
+    if (code.workers, code.blocks) != (workers, blocks):
+        raise UsageError(f"{path} is for {code.workers} workers and {code.blocks} blocks, not {workers} and {blocks}")
+    return code
 
 
 def _near_square(count: int) -> int:
@@ -89,8 +107,8 @@ def _outer(kind: str) -> Callable[..., Any]:
     def build(workers: int, blocks: int, p: int = 0, n: int = 0, seed: int = 0, **options: Any) -> Any:
         from . import codes
 
-        p = p or (max(1, blocks // n) if n else _near_square(blocks))
-        return getattr(codes, kind)(workers, p, n or max(1, blocks // p), rng=seed, **options)
+        p = p or (_divided(blocks, n=n) if n else _near_square(blocks))
+        return getattr(codes, kind)(workers, p, n or _divided(blocks, p=p), rng=seed, **options)
 
     return build
 
@@ -104,7 +122,16 @@ def _matdot(workers: int, blocks: int, m: int = 0, **options: Any) -> Any:
 def _entangled(workers: int, blocks: int, p: int = 2, m: int = 2, n: int = 0, **options: Any) -> Any:
     from .codes import EntangledPolynomialCode
 
-    return EntangledPolynomialCode(workers, p, m, n or max(1, blocks // (p * m)), **options)
+    return EntangledPolynomialCode(workers, p, m, n or _divided(blocks, p=p, m=m), **options)
+
+
+def _divided(blocks: int, **splits: int) -> int:
+    """What is left of the blocks for the last split."""
+    product = math.prod(splits.values())
+    if blocks % product:
+        given = ", ".join(f"{name}={value}" for name, value in splits.items())
+        raise ValueError(f"{blocks} blocks cannot be cut by {given}: give all splits, or divisors of the blocks")
+    return blocks // product
 
 
 PRODUCT_CODES: dict[str, Callable[..., Any]] = {
@@ -130,7 +157,7 @@ def data_options(name: str) -> dict[str, Any]:
         listed = {each.name: each.default for each in dataclasses.fields(kind)}
     else:
         listed = {key: each.default for key, each in inspect.signature(kind).parameters.items()}
-    return {key: value for key, value in listed.items() if key not in ("workers", "blocks")}
+    return {"seed" if key == "rng" else key: value for key, value in listed.items() if key not in ("workers", "blocks")}
 
 
 def _options(name: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -150,11 +177,13 @@ def _options(name: str, text: str, known: dict[str, Any]) -> dict[str, Any]:
                 options[key] = kind(value)
         except (ValueError, KeyError):
             raise UsageError(f"{key} of {name} must be of type {kind.__name__}, got {value!r}") from None
+        if key == "seed" and options[key] < 0:
+            raise UsageError(f"seed of {name} must be at least 0, got {value}")
     return options
 
 
-def parse_any_code(text: str, workers: int, blocks: int) -> Any:
-    """A data, gradient or product code, by its name.
+def parse_any_code(text: str, workers: int, blocks: int, **defaults: Any) -> Any:
+    """A data, gradient or product code, by its name; `defaults` are options that a gradient code need not have.
 
     Examples
     --------
@@ -163,7 +192,7 @@ def parse_any_code(text: str, workers: int, blocks: int) -> Any:
     """
     name = text.partition(":")[0]
     if name in GRADIENT_CODES:
-        return parse_gradient_code(text, workers, blocks)
+        return parse_gradient_code(text, workers, blocks, **defaults)
     if name not in PRODUCT_CODES:
         return parse_code(text, workers, blocks)
     try:
@@ -284,8 +313,10 @@ def parse_gradient_code(text: str, workers: int, partitions: int, **defaults: An
             raise UsageError(f"{name} has no option {part!r}: {', '.join(known)} (as option=value)")
         try:
             options[key] = value if key in _TEXT_OPTIONS else int(value)
+            if key not in _TEXT_OPTIONS and options[key] < 0:
+                raise ValueError
         except ValueError:
-            raise UsageError(f"{key} of {name} must be an integer, got {value!r}") from None
+            raise UsageError(f"{key} of {name} must be an integer of at least 0, got {value!r}") from None
     try:
         return GRADIENT_CODES[name](workers, partitions, **options)
     except ValueError as error:
@@ -308,7 +339,8 @@ def parse_code(text: str, workers: int, blocks: int) -> Any:
         raise UsageError(f"no code is called {name!r}: choose one of {', '.join(known)}")
     options = _options(name, rest, data_options(name))
     try:
-        return known[name](workers=workers, blocks=blocks, **options)
+        seed = {"rng": options.pop("seed")} if "seed" in options and known[name] is not _harmonic else {}
+        return known[name](workers=workers, blocks=blocks, **options, **seed)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -114,14 +114,14 @@ def roots_of_unity(n: int) -> NDArray[np.complex128]:
 
 
 def coincidences(a: Nodes, b: Nodes) -> NDArray[np.bool_]:
-    """Which node of `a` equals which node of `b`, exactly; shape (len(a), len(b))."""
+    """Which node of `a` equals which node of `b`, shape (len(a), len(b)): exactly on one curve, else by floats."""
     if a.curve != b.curve:
         return np.equal(a.values[:, None], b.values[None, :])
     return np.equal(a.numerators[:, None] * b.denominator, b.numerators[None, :] * a.denominator)
 
 
 def differences(a: Nodes, b: Nodes) -> NDArray[np.float64]:
-    """a_i - b_j to full relative accuracy, shape (len(a), len(b)).
+    """a_i - b_j to full relative accuracy, shape (len(a), len(b)); across two curves as floats subtract.
 
     Subtracting the rounded nodes would lose the digits that the leading ones share; the product form
     cos A - cos B = 2 sin((A+B)/2) sin((B-A)/2) keeps them.

@@ -21,6 +21,8 @@ def lower_bound(responders: int, blocks: int) -> float:
     >>> lower_bound(responders=70, blocks=50)
     0.7142857142857143
     """
+    if not 1 <= blocks <= responders:
+        raise ValueError(f"responders must be at least blocks, and these at least 1, got {responders} and {blocks}")
     return blocks / responders
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from .codes.base import Decoder
 from .codes.gradient import GradientCode, rounding, shortfall, split_chunks
 from .codes.group import GroupCode
 from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
-from .errors import ApproximationWarning, BlocksError, TooFewResponders, UnsafeDecode
+from .errors import BlocksError, TooFewResponders, UnsafeDecode, warn
 from .locate import check_tolerance, locate
 from .mapping import MOST_UNASKED, Result, check_call, number_of, opened
 from .runtime.events import RoundEvent, Run, Traffic
@@ -36,7 +35,6 @@ __all__ = ["sum"]
 
 _WARN, _REFUSE = 1e-3, 0.1  # share of the sum that rounding of the messages may cost
 _COARSE, _INEXACT = 0.6, 1e-6  # share that an approximate and an exact code may miss without a word
-_CALLER = 5  # stack level of the caller of `sum`, seen from a warning: check, use, gather, sum
 _SEARCH = 10.0  # seconds that finding liars may take in one round
 _PLACEMENTS = 4  # sets of partitions that an engine's workers keep
 
@@ -381,18 +379,14 @@ def _check(decoder: Decoder, messages: list[NDArray[Any]], enough: bool) -> None
             f"({figures}): wait for more workers, compute in a higher precision, or use a code with more replicas"
         )
     if loss > _WARN:
-        _warn(f"rounding of {dtype} messages may cost {loss:.1e} of the sum ({figures})")
+        warn(f"rounding of {dtype} messages may cost {loss:.1e} of the sum ({figures})")
     if missed > (_COARSE if code.approximate else _INEXACT):
-        _warn(
+        warn(
             f"{len(workers)} answers are too few for an exact sum: the estimate is off by about {missed:.2g} of the "
             f"sum where partial results are unlike one another, 1 being no answer at all ({figures})"
         )
     elif code.adversaries and not enough:
-        _warn(
+        warn(
             f"{len(workers)} answers are enough for a sum but not for finding {code.adversaries} liars among them: "
             f"none of them may lie ({figures})"
         )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER + 1)

@@ -12,6 +12,7 @@ the properties that say what it promises; everything else follows.
 
 from __future__ import annotations
 
+import operator
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -26,14 +27,14 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from .. import blocks as _blocks
-from ..errors import TooFewResponders
+from ..errors import TooFewResponders, warn
 
 __all__ = ["BelowThreshold", "Code", "DataCode", "Decoder", "check_below_threshold", "least_squares_decoder", "seed_of"]
 
 Matrix = NDArray[Any]
 Exactness = Literal["any", "polynomial", "bilinear", "linear", "nothing"]
 BelowThreshold = Literal["raise", "least-squares"]
-_CACHED_DECODERS = 128
+_CACHED_DECODERS, _CACHED_BYTES = 128, 1 << 26  # that a code keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,15 @@ class Decoder:
         Returns
         -------
         float
-            ``deviation * sqrt(noise_amplification)`` for equal deviations (paper 3, equation (8)).
+            ``deviation * sqrt(noise_amplification)`` for equal deviations (paper 3, equation (8)). Of complex replies
+            it is the error of a complex entry; where only the real part is kept, half of the variance is.
         """
-        each = np.broadcast_to(np.asarray(deviation, dtype=np.float64), (len(self.responders),))
+        given, count = np.asarray(deviation, dtype=np.float64), len(self.responders)
+        if given.shape not in ((), (count,)):
+            raise ValueError(
+                f"deviation must be one number or {count}, one for each responder, got shape {given.shape}"
+            )
+        each = np.broadcast_to(given, (count,))
         return float(np.linalg.norm(self.matrix * each) / np.sqrt(len(self.matrix)))
 
     def __matmul__(self, replies: Any) -> Any:
@@ -193,7 +200,7 @@ class Code(ABC):
         ValueError
             If an index is out of range or repeated.
         """
-        asked = tuple(int(worker) for worker in responders)
+        asked = tuple(operator.index(worker) for worker in responders)
         workers, place = np.unique(np.array(asked, dtype=np.intp), return_inverse=True)
         if len(asked) == 0:
             raise TooFewResponders(f"{self!r} cannot decode: there are no responders")
@@ -207,6 +214,8 @@ class Code(ABC):
             matrix = self._decode(workers, [in_order[worker] for worker in key])
         else:
             matrix = self._cached(key, workers)
+        if key in self._cautions:
+            warn(self._cautions[key])
         if key != asked:
             matrix = matrix[:, place]
             matrix.flags.writeable = False
@@ -231,9 +240,15 @@ class Code(ABC):
         matrix.flags.writeable = False
         with lock:
             known[key] = matrix
-            if len(known) > _CACHED_DECODERS:
-                known.popitem(last=False)
+            most = max(1, min(_CACHED_DECODERS, _CACHED_BYTES // max(matrix.nbytes, 1)))
+            while len(known) > most:
+                self._cautions.pop(known.popitem(last=False)[0], None)
         return matrix
+
+    @cached_property
+    def _cautions(self) -> dict[tuple[int, ...], str]:
+        """What is to be said of some cached decoders, every time that they are asked for."""
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Fields only: caches (and their lock) stay at home."""

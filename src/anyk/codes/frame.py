@@ -6,16 +6,14 @@ them give it more quietly. `Decoder.noise_amplification` is then the paper's (1/
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ApproximationWarning, TooFewResponders, UnsafeDecode
+from ..errors import TooFewResponders, UnsafeDecode
 from .base import BelowThreshold, Code, DataCode, Exactness, Matrix, check_below_threshold, least_squares_decoder
 
 __all__ = ["FrameCode", "checked_least_squares", "unit_rows"]
@@ -30,11 +28,14 @@ def unit_rows(matrix: Matrix) -> Matrix:
 
 
 def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bool) -> Matrix:
-    """T pinv(G_S); where exactness is `promised`, warn or refuse as the residual tells what rounding ate."""
+    """T pinv(G_S); where exactness is `promised`, caution or refuse as the residual tells what rounding ate."""
     rows = code._rows(responders.tolist())
     matrix = least_squares_decoder(rows, code.target, 1e-15 if promised else _SINGULAR)
     if promised:
-        residual = float(np.linalg.norm(matrix @ rows - code.target) / math.sqrt(len(code.target)))
+        off = matrix @ rows - code.target
+        residual = float(np.linalg.norm(off))
+        if residual > _INEXACT:  # the largest of any direction, however many others there are
+            residual = float(np.linalg.norm(off, 2))
         figures = f"{code!r}, {len(responders)} responders: residual {residual:.1e} where exact algebra has none"
         if not residual < _REFUSE:
             raise UnsafeDecode(
@@ -42,15 +43,8 @@ def checked_least_squares(code: Code, responders: NDArray[np.intp], promised: bo
                 "with a smaller noise amplification"
             )
         if residual > _INEXACT:
-            warnings.warn(ApproximationWarning(f"rounding has spoilt the decoder ({figures})"), stacklevel=5)
+            code._cautions[tuple(responders.tolist())] = f"rounding has spoilt the decoder ({figures})"
     return matrix
-
-
-@lru_cache(maxsize=256)
-def _full_rank(code: DataCode, responders: tuple[int, ...]) -> bool:
-    """Kept, since one round asks several times: to stop, to decode and to judge the answer."""
-    values = np.linalg.svd(code.generator[list(responders)], compute_uv=False)
-    return bool(values[-1] > _SINGULAR * values[0])
 
 
 class FrameCode(DataCode):
@@ -77,7 +71,19 @@ class FrameCode(DataCode):
         who = sorted(set(responders))
         if len(who) >= self.threshold:
             return True
-        return len(who) >= self.blocks and _full_rank(self, tuple(who))
+        return len(who) >= self.blocks and self._full_rank(tuple(who))
+
+    @cached_property
+    def _full_rank(self) -> Callable[[tuple[int, ...]], bool]:
+        """Kept for some sets, since one round asks several times: to stop, to decode and to judge the answer."""
+        generator = self.generator
+
+        @lru_cache(maxsize=256)
+        def known(who: tuple[int, ...]) -> bool:
+            values = np.linalg.svd(generator[list(who)], compute_uv=False)
+            return bool(values[-1] > _SINGULAR * values[0])
+
+        return known
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Without full rank it does."""

@@ -14,7 +14,6 @@ system as small as the number of checks, not of workers. Checks that are left ov
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from ..errors import ApproximationWarning, PlacementError, UnsafeDecode
+from ..errors import PlacementError, UnsafeDecode
 from ..placement import as_placement, chunks_for
 from .base import Code, Exactness, Matrix
 
@@ -44,7 +43,6 @@ _DENSE = 1 << 24  # entries; beyond, the generator stays sparse
 _CUTOFF = 1e-10  # singular values, relative to the largest, that least squares below the threshold takes for zero
 _SOLVED = 1e-7  # relative residual of weights that count as exact
 _WARN, _REFUSE = 1e-6, 0.1  # share of the answer that rounding in float64 costs
-_CALLER = 5  # stack level of the caller of `decoder`
 _VANISHED = 1e-13  # singular values of some columns of orthonormal checks that are zero but for rounding
 _ROUNDED = 1e-13  # what rounding leaves of a system, relative to its solution
 
@@ -360,7 +358,7 @@ def shortfall(code: GradientCode, matrix: Matrix, workers: Sequence[int] | NDArr
 
 
 def check_rounding(code: GradientCode, matrix: Matrix, responders: NDArray[np.intp]) -> None:
-    """Warn or refuse where rounding in float64 spoils an answer that is exact on paper."""
+    """Caution or refuse where rounding in float64 spoils an answer that is exact on paper."""
     amplification, missed = rounding(code, matrix, responders), shortfall(code, matrix, responders)
     loss = max(missed, amplification * float(np.finfo(np.float64).eps))
     if loss < _WARN:
@@ -372,7 +370,7 @@ def check_rounding(code: GradientCode, matrix: Matrix, responders: NDArray[np.in
     )
     if not loss < _REFUSE:
         raise UnsafeDecode(text)
-    warnings.warn(ApproximationWarning(text), stacklevel=_CALLER)
+    code._cautions[tuple(responders.tolist())] = text
 
 
 def null_checks(columns: Matrix) -> Matrix:

@@ -120,11 +120,8 @@ class ProductCode(Code):
         return "bilinear"
 
     def sufficient(self, responders: Iterable[int]) -> bool:
-        """At least `threshold`, or all there are where least squares was asked for and the threshold is beyond them."""
-        need = self.threshold
-        if self.below_threshold == "least-squares":
-            need = min(need, self.workers)
-        return len(set(responders)) >= need
+        """At least `threshold`."""
+        return len(set(responders)) >= self.threshold
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Below the threshold it does."""

@@ -138,19 +138,26 @@ def spectrum(seed: int = 0, trials: int = 400, share: float = 0.7) -> Table:
     edges = np.linspace(0.0, gaussian.edges[1] * 1.05, 61)
     middles = (edges[1:] + edges[:-1]) / 2
     curves: dict[str, Array] = {"MANOVA": law.density(middles), "Marchenko-Pastur": gaussian.density(middles)}
+    ends = {"MANOVA": law.edges, "Marchenko-Pastur": gaussian.edges}
     for name, code in codes.items():
         values = eigenvalues(code, round(share * code.workers), trials, seed).ravel()
         values = values[values < code.workers / code.blocks - 1e-9] if name != "Gaussian" else values  # the atom
+        ends[name] = float(values.min()), float(values.max())
         curves[name] = np.histogram(values, edges)[0] / (trials * code.blocks * (edges[1] - edges[0]))
     for name, density in curves.items():
+        low, high = ends[name]
         rows += [
-            {"law": name, "eigenvalue": float(x), "density": float(y)} for x, y in zip(middles, density, strict=True)
+            {"law": name, "eigenvalue": float(x), "density": float(y), "from .. to": f"{low:.3f} .. {high:.3f}"}
+            for x, y in zip(middles, density, strict=True)
         ]
     return Table(
         "noise-spectrum",
         f"Eigenvalues of the survivors' Gram matrix, k/n = {share}",
-        [row | {"edges": f"{law.edges[0]:.3f} .. {law.edges[1]:.3f}"} for row in rows],
-        (f"{trials} survivor sets each; eigenvalues at n/m (fewer than m missing) are left out.",),
+        rows,
+        (
+            f"{trials} survivor sets each; eigenvalues at n/m (fewer than m missing) are left out.",
+            "from .. to: the edges of a law's bulk; the smallest and largest eigenvalue of a code.",
+        ),
         x="eigenvalue",
         y="density",
         by=("law",),

@@ -14,6 +14,8 @@ import numpy as np
 import optree
 from numpy.typing import ArrayLike, NDArray
 
+from .. import blocks as _blocks
+
 __all__ = ["AdditiveNoise", "Noise", "Quantized", "RelativeNoise", "run_noisy"]
 
 Array = NDArray[Any]
@@ -49,6 +51,11 @@ def _normal(array: Array, rng: np.random.Generator) -> Array:
     return np.asarray(rng.standard_normal(array.shape))
 
 
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+
+
 def _check_size(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
@@ -63,9 +70,10 @@ class AdditiveNoise:
     >>> import anyk
     >>> code = anyk.GaussianFrameCode(workers=40, blocks=10, rng=1)
     >>> with anyk.ThreadWorkers(40) as workers:
-    ...     result = anyk.map(np.negative, np.ones((10, 500)), code=code, workers=workers, noise=AdditiveNoise(0.1))
+    ...     noisy = {"noise": AdditiveNoise(0.1), "stop": anyk.FirstK(30)}
+    ...     result = anyk.map(np.negative, np.ones((10, 500)), code=code, workers=workers, **noisy)
     >>> error = float(np.sqrt(np.mean((result.value + 1) ** 2)))
-    >>> round(error / result.decoder.expected_error(0.1), 1)
+    >>> round(error / result.expected_error, 1)
     1.0
     """
 
@@ -74,6 +82,7 @@ class AdditiveNoise:
 
     def __post_init__(self) -> None:
         _check_size("deviation", self.deviation)
+        _check_seed(self.seed)
 
     def __call__(self, reply: Array, rng: np.random.Generator) -> Array:
         """Add it."""
@@ -94,6 +103,7 @@ class RelativeNoise:
 
     def __post_init__(self) -> None:
         _check_size("epsilon", self.epsilon)
+        _check_seed(self.seed)
 
     def __call__(self, reply: Array, rng: np.random.Generator) -> Array:
         """Multiply by 1 + epsilon z."""
@@ -121,6 +131,7 @@ class Quantized:
     def __post_init__(self) -> None:
         if self.kind not in ("float16", "bfloat16", "int8"):
             raise ValueError(f"kind must be float16, bfloat16 or int8, got {self.kind!r}")
+        _check_seed(self.seed)
 
     def __call__(self, reply: Array, rng: np.random.Generator | None = None) -> Array:
         """Round."""
@@ -135,8 +146,9 @@ class Quantized:
             kept = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) & np.uint32(0xFFFF0000)
             rounded = np.where(np.isfinite(parts), kept.view(np.float32), parts).astype(parts.dtype)
         else:
-            step = self._step(parts)
-            rounded = np.round(parts / step) * step if step else parts.copy()
+            wide = parts.astype(np.result_type(parts, np.float64))  # a step may underflow
+            step = self._step(wide)
+            rounded = (np.round(wide / step) * step).astype(parts.dtype) if step else parts.copy()
         return np.asarray(rounded.reshape(-1).view(array.dtype).reshape(array.shape))
 
     def _step(self, parts: Array) -> float:
@@ -166,4 +178,8 @@ def _parts(array: Array) -> Array:
 def run_noisy(state: dict[str, Any], noise: Noise, entropy: tuple[int, ...], fn: Callable[..., Any], *args: Any) -> Any:
     """The task that stands in for ``fn(state, *args)`` on a noisy worker."""
     rng = np.random.default_rng(entropy)
-    return optree.tree_map(lambda leaf: noise(np.asarray(leaf), rng), fn(state, *args))
+
+    def spoil(leaf: Any) -> Any:
+        return _blocks.from_numpy(noise(_blocks.raw_numpy(leaf), rng), leaf)
+
+    return optree.tree_map(spoil, fn(state, *args))

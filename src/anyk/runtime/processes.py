@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -89,6 +90,20 @@ def _preload(names: Iterable[str] | None) -> list[str]:
     return [name for name in _HEAVY if name in sys.modules] if names is None else list(names)
 
 
+def _or_closed(method: Any) -> Any:
+    """What fails because another thread has closed the workers meanwhile says so."""
+
+    @functools.wraps(method)
+    def guarded(self: LocalWorkers, *args: Any, **options: Any) -> Any:
+        try:
+            return method(self, *args, **options)
+        except (OSError, ValueError, RuntimeError, KeyError):
+            self._check_open()
+            raise
+
+    return guarded
+
+
 class LocalWorkers(WorkersBase):
     """`n` local processes, one worker each; use as a context manager, or `close` it.
 
@@ -152,19 +167,28 @@ class LocalWorkers(WorkersBase):
 
     def _start(self, index: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                pid = self._zygote.fork(theirs)
-            except (OSError, RuntimeError):
-                self._zygote.close()
-                self._zygote = Zygote(*self._setup)
-                pid = self._zygote.fork(theirs)
-        ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, index)
+        try:
+            with theirs:
+                pid = self._fork(theirs)
+            ours.setblocking(False)
+            self._selector.register(ours, selectors.EVENT_READ, index)
+        except BaseException:
+            ours.close()  # a worker that is there already ends by itself
+            raise
         return _Worker(pid, ours)
+
+    def _fork(self, end: socket.socket) -> int:
+        try:
+            return self._zygote.fork(end)
+        except (OSError, RuntimeError, ValueError):
+            self._check_open()  # another thread may have closed it meanwhile: start nothing anew
+            self._zygote.close()
+            self._zygote = Zygote(*self._setup)
+            return self._zygote.fork(end)
 
     # -- towards the workers ------------------------------------------------------------------------------------------
 
+    @_or_closed
     def publish(self, value: Any) -> Any:
         """One copy of `value` for all workers; its large arrays are written once, and workers read them in place.
 
@@ -202,6 +226,7 @@ class LocalWorkers(WorkersBase):
                 return segment
         return Segment.create(capacity(size), next(_numbers))
 
+    @_or_closed
     def allocate(self, worker: int, layouts: Sequence[Layout]) -> list[NDArray[Any]]:
         """Arrays in the worker's shared memory where they are large: filled by the caller, read in place."""
         self._check_open()
@@ -228,6 +253,7 @@ class LocalWorkers(WorkersBase):
             each.inbox = larger
         return each.inbox
 
+    @_or_closed
     def submit(self, worker: int, token: Any, fn: Any, *args: Any) -> None:
         """Send a task to an idle worker."""
         self._check_open()
@@ -311,17 +337,14 @@ class LocalWorkers(WorkersBase):
 
     # -- from the workers ---------------------------------------------------------------------------------------------
 
+    @_or_closed
     def poll(self, timeout: float | None) -> list[Event]:
         """Events that arrived, waiting up to `timeout` seconds for the first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         wait = 0.0 if self._events else timeout
         while True:
             self._check_open()  # another thread may close it meanwhile
-            try:
-                ready = self._selector.select(SLICE if wait is None else min(wait, SLICE))
-            except (OSError, ValueError):
-                self._check_open()
-                raise
+            ready = self._selector.select(SLICE if wait is None else min(wait, SLICE))
             for key, mask in ready:
                 if mask & selectors.EVENT_WRITE:
                     self._flush(key.data)
@@ -418,6 +441,7 @@ class LocalWorkers(WorkersBase):
 
     # -- life and death -----------------------------------------------------------------------------------------------
 
+    @_or_closed
     def drop(self, worker: int, restart: bool = True) -> bool:
         """Kill the process, whatever it is doing; with `restart`, start another with an empty state."""
         self._check_open()
@@ -429,13 +453,16 @@ class LocalWorkers(WorkersBase):
             self._kill(each.pid)
         if restart:
             self._workers[worker] = self._start(worker)
+            if self._closed:  # by another thread, which may not have seen this one
+                self._workers[worker].sock.close()
+                self._check_open()
         else:
             self._events.append(Event(token, worker, "lost", "the worker was dropped"))
         return True
 
     def close(self) -> None:
         """Kill all processes and free the shared memory. Idempotent."""
-        if self._closed:
+        if self._closed or self._foreign:
             return
         self._closed = True  # first, for a round in another thread
         for each in self._workers:

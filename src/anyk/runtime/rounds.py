@@ -74,6 +74,7 @@ class Reply:
 _LEAF = _blocks.flatten(0.0)[1]
 
 
+_LISTED = 4  # failures told in an error's text
 _PATIENCE = 1.0  # seconds, at least, before a worker that is behind is taken off its old task
 _LONGEST = 3600.0  # seconds to wait at once; clocks overflow on much longer ones
 
@@ -420,7 +421,9 @@ def shortfall(run: Run, arrived: dict[int, Any], failures: Mapping[int, Failure]
             arrived,
             run,
         )
-    reasons = "".join(f"\n  worker {worker} {run.failed[worker]}" for worker in sorted(run.failed)[:4])
+    reasons = "".join(f"\n  worker {worker} {run.failed[worker]}" for worker in sorted(run.failed)[:_LISTED])
+    if len(run.failed) > _LISTED:
+        reasons += f"\n  and {len(run.failed) - _LISTED} more"
     return TooFewResponders(summary + reasons, arrived, run)
 
 

@@ -42,6 +42,8 @@ class Segment:
         Its name between the two processes.
     """
 
+    fd = -1  # also where the constructor is interrupted
+
     def __init__(self, fd: int, size: int, number: int = 0, *, readonly: bool = False) -> None:
         self.fd = -1  # not ours to close until it is mapped
         self.number = number

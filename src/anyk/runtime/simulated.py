@@ -63,6 +63,8 @@ class SimulatedWorkers(WorkersBase):
         self._sequence = 0
         self._clock = 0.0
 
+    _foreign = False  # it holds nothing that a fork would share
+
     def __len__(self) -> int:
         return self._n
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -140,8 +141,22 @@ class WorkersBase:
     """The few methods that most engines share."""
 
     _closed = False
+    _owner: int
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Remember whose they are: a fork of the caller must not speak to them, since it would share every socket."""
+        self = super().__new__(cls)
+        self._owner = os.getpid()
+        return self
+
+    @property
+    def _foreign(self) -> bool:
+        """Whether this is a fork of the process that they belong to."""
+        return self._owner != os.getpid()
 
     def _check_open(self) -> None:
+        if self._foreign:
+            raise WorkersClosed(f"these workers belong to process {self._owner}, of which this is a fork: start others")
         if self._closed:
             raise WorkersClosed("these workers have been closed")
 

@@ -1,0 +1,5 @@
+"""``python -m anyk`` is the command `anyk`."""
+
+from .cli import main
+
+main()
