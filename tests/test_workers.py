@@ -24,14 +24,11 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import anyk
 from anyk.engine_laws import check_workers
 from anyk.runtime import wire
 from anyk.runtime.segments import Segment
-from anyk.runtime.workers import Failure
 
 # whatever else the tests have imported (torch, say) is not loaded again for each set of workers
 Local = functools.partial(anyk.LocalWorkers, preload=())
@@ -525,119 +522,21 @@ def test_garbage_on_the_socket_loses_only_its_sender(local: anyk.LocalWorkers) -
 
 def test_a_malformed_reply_is_an_error_of_its_sender(local: anyk.LocalWorkers) -> None:
     def forged(state: dict[str, Any]) -> Any:
-        from anyk.runtime import wire
+        from anyk.runtime import reply
 
-        wire.encode_reply = lambda value, seconds, place: (b"\x05\0\0\0[1,2]", 0)
+        reply.encode = lambda value, seconds: (b"[1,2]", [])
         return 1.0
 
     def overflow(state: dict[str, Any]) -> Any:
-        from anyk.runtime import wire
+        from anyk.runtime import reply
 
-        wire.encode_failure = lambda failure, seconds: b'["a", "b", "c", 1' + b"0" * 400 + b"]"
+        reply.encode_failure = lambda failure, seconds: b'["error","a","b","c",1' + b"0" * 400 + b"]"
         raise RuntimeError
 
     for number, task in enumerate((forged, overflow)):
         local.submit(number, task.__name__, task)
         (event,) = answers(local, 1)
         assert (event.kind, event.token, event.value.type) == ("error", task.__name__, "Malformed")
-
-
-REPLIES = [
-    {"a": [np.arange(6.0).reshape(2, 3), 1.0], "b": (np.zeros(0, np.float32), {"c": np.array([True])})},
-    [1, 2.5, 1j, np.float16(3)],
-    np.arange(50, dtype=np.int16),
-]
-
-
-def _encoded(reply: Any) -> bytes:
-    return wire.encode_reply(reply, 0.5, lambda nbytes: None)[0]
-
-
-def _decodes_or_is_malformed(payload: bytes) -> None:
-    with contextlib.suppress(wire.Malformed):
-        wire.decode_reply(memoryview(payload), {}.__getitem__)
-    with contextlib.suppress(wire.Malformed):
-        failure, seconds = wire.decode_failure(memoryview(payload))
-        assert isinstance(failure, Failure)
-        assert isinstance(seconds, float)
-    with contextlib.suppress(wire.Malformed):
-        wire.parse_header(payload)
-
-
-def test_replies_survive_the_wire() -> None:
-    for reply in REPLIES:
-        value, seconds = wire.decode_reply(memoryview(_encoded(reply)), {}.__getitem__)
-        assert seconds == 0.5
-        assert json.dumps(value, default=_listed) == json.dumps(reply, default=_listed)
-    payload = wire.encode_failure(Failure("a", "b", "c"), 0.25)
-    assert wire.decode_failure(memoryview(payload)) == (Failure("a", "b", "c"), 0.25)
-
-
-def _listed(value: Any) -> Any:
-    array = np.asarray(value)
-    return [array.dtype.str, str(array.tolist())] if array.ndim or array.dtype.kind == "c" else array.item()
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(REPLIES), st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=4)), max_size=4))
-def test_mutated_replies_decode_or_are_malformed(reply: Any, changes: list[tuple[int, bytes]]) -> None:
-    payload = bytearray(_encoded(reply))
-    for place, new in changes:
-        place %= len(payload) + 1
-        payload[place : place + len(new)] = new
-    _decodes_or_is_malformed(bytes(payload))
-    _decodes_or_is_malformed(bytes(payload[: changes[0][0] % len(payload)]) if changes else b"")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**63, 10**400, "d", "l", "t"])
-    | st.sampled_from(["<f8", "<c16", "numpy", "torch", "os", "|O", "<M8[s]"]) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
-    max_leaves=20,
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    JSON | st.just([0]),
-    st.lists(st.tuples(JSON, JSON | st.just("<f8"), JSON | st.lists(st.integers(-1, 5), max_size=3), JSON), max_size=3),
-    st.just(-1) | JSON,
-    JSON,
-    st.binary(max_size=64),
-)
-def test_forged_headers_decode_or_are_malformed(
-    spec: Any, leaves: list[Any], number: Any, seconds: Any, buffer: bytes
-) -> None:
-    for header in ([spec, leaves, number, seconds], ["a", "b", spec, seconds]):
-        text = json.dumps(header).encode()
-        _decodes_or_is_malformed(wire.LENGTH.pack(len(text)) + text + buffer)
-        _decodes_or_is_malformed(text)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=80))
-def test_arbitrary_bytes_decode_or_are_malformed(data: bytes) -> None:
-    _decodes_or_is_malformed(data)
-
-
-def test_deep_nesting_is_malformed() -> None:
-    text = b"[" * 100_000
-    with pytest.raises(wire.Malformed):
-        wire.decode_reply(memoryview(wire.LENGTH.pack(len(text)) + text), {}.__getitem__)
-    with pytest.raises(wire.Malformed):
-        wire.decode_failure(memoryview(text))
-
-
-def test_a_pickle_is_never_loaded() -> None:
-    import pickle
-
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return pytest.fail, ("a reply was unpickled",)
-
-    data = pickle.dumps(Bomb())
-    for payload in (data, wire.LENGTH.pack(len(data)) + data):
-        _decodes_or_is_malformed(payload)
 
 
 # -- without shared memory --------------------------------------------------------------------------------------------

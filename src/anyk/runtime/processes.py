@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import contextlib
 import functools
-import itertools
 import os
 import pickle
 import selectors
@@ -20,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import NotPicklable
-from . import wire, worker
+from . import reply, wire
+from .packing import REMEMBERED, Ref, numbers, pickled
+from .reply import malformed
 from .segments import LARGE, Segment, aligned, capacity
-from .workers import SLICE, Event, Failure, Layout, WorkersBase, whole
+from .workers import SLICE, Event, Layout, WorkersBase, whole
 from .zygote import Zygote
 
 __all__ = ["LocalWorkers"]
@@ -35,24 +34,15 @@ __all__ = ["LocalWorkers"]
 _HEAVY = ("numpy", "scipy", "scipy.linalg", "scipy.integrate", "torch", "sklearn", "pandas", "numba", "jax")
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _DESCRIPTORS = 4  # open files for each worker: its socket, its two segments, and one more when they grow
-_REMEMBERED = 8  # published values that are kept for the case that they are published again
-_numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
 _SPARE = 4  # shared segments that are kept for the next large value
 
 
-class Ref:
-    """A published value: pickled once, its large buffers in one shared segment for all workers."""
+class _Ref(Ref):
+    """Its large buffers lie in one shared segment for all workers: (segment, offset, bytes) each."""
 
-    def __init__(
-        self, number: int, packed: bytes, buffers: list[tuple[int, int, int]], segment: Segment | None
-    ) -> None:
-        self.number = number
-        self.packed = packed
-        self.buffers = buffers
+    def __init__(self, number: int, packed: bytes, table: list[tuple[int, int, int]], segment: Segment | None) -> None:
+        super().__init__(number, packed, table)
         self.segment = segment
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return worker.resolve, (self.number,)
 
 
 @dataclass
@@ -146,7 +136,7 @@ class LocalWorkers(WorkersBase):
         self._zygote = Zygote(*self._setup)
         self._selector = selectors.DefaultSelector()
         self._events: list[Event] = []
-        self._refs: list[Ref] = []  # most recent last
+        self._refs: list[_Ref] = []  # most recent last
         self._free: list[Segment] = []
         self._forgotten: set[int] = set()  # published values that nobody refers to any more
         self._retired: set[int] = set()  # segments that will not be used again
@@ -196,7 +186,7 @@ class LocalWorkers(WorkersBase):
         """
         self._check_open()
         buffers: list[pickle.PickleBuffer] = []
-        packed = _pickled(value, buffers)
+        packed = pickled(value, buffers)
         if not buffers:
             for ref in self._refs:
                 if ref.segment is None and ref.packed == packed:
@@ -204,19 +194,19 @@ class LocalWorkers(WorkersBase):
                     self._refs.append(ref)
                     return ref
         segment, table = None, []
-        number = next(_numbers)
+        number = next(numbers)
         if buffers:
             size = sum(aligned(buffer.raw().nbytes) for buffer in buffers)
             try:
                 segment = self._shared(size)
             except OSError:
-                packed = _pickled(value, None)
+                packed = pickled(value, None)
             else:
                 table = _copy_in(buffers, segment)
-        ref = Ref(number, packed, table, segment)
+        ref = _Ref(number, packed, table, segment)
         weakref.finalize(ref, _retire, weakref.ref(self), number, segment)
         if not buffers:
-            self._refs = [*self._refs[-_REMEMBERED + 1 :], ref]
+            self._refs = [*self._refs[-REMEMBERED + 1 :], ref]
         return ref
 
     def _shared(self, size: int) -> Segment:
@@ -224,7 +214,7 @@ class LocalWorkers(WorkersBase):
             if size <= segment.size <= 4 * capacity(size):
                 self._free.remove(segment)
                 return segment
-        return Segment.create(capacity(size), next(_numbers))
+        return Segment.create(capacity(size), next(numbers))
 
     @_or_closed
     def allocate(self, worker: int, layouts: Sequence[Layout]) -> list[NDArray[Any]]:
@@ -245,7 +235,7 @@ class LocalWorkers(WorkersBase):
     def _inbox(self, each: _Worker, size: int) -> Segment | None:
         if each.inbox is None or each.inbox.size < size:
             try:
-                larger = Segment.create(capacity(size), next(_numbers))
+                larger = Segment.create(capacity(size), next(numbers))
             except OSError:
                 return None
             if each.inbox is not None:
@@ -264,15 +254,15 @@ class LocalWorkers(WorkersBase):
             self._events.append(Event(token, worker, "lost", "the worker is gone"))
             return
         buffers: list[pickle.PickleBuffer] = []
-        packed = _pickled((fn, args), buffers)
+        packed = pickled((fn, args), buffers)
         table: list[tuple[int, int, int]] = []
         if buffers:
             located = self._locate(each, buffers)
             if located is None:
-                packed = _pickled((fn, args), None)
+                packed = pickled((fn, args), None)
             else:
                 table = located
-        refs = [value for value in (fn, *args) if isinstance(value, Ref)]
+        refs = [value for value in (fn, *args) if isinstance(value, _Ref)]
         segments = [ref.segment for ref in refs if ref.segment is not None]
         if table and each.inbox is not None:
             segments.append(each.inbox)
@@ -284,7 +274,7 @@ class LocalWorkers(WorkersBase):
         defined = [(ref.number, ref.packed, ref.buffers) for ref in refs if ref.number not in each.known]
         forgotten = list(each.known & self._forgotten)
         each.known = (each.known | {ref.number for ref in refs}) - self._forgotten
-        each.token, each.sequence, each.holds = token, next(_numbers), [refs, args]
+        each.token, each.sequence, each.holds = token, next(numbers), [refs, args]
         news = (opened, closed, defined, forgotten, table)
         prefix = pickle.dumps(news, 5) if any(news) else b""
         payload = wire.LENGTH.pack(len(prefix)) + prefix + packed
@@ -387,7 +377,7 @@ class LocalWorkers(WorkersBase):
                 for _ in range(descriptors):
                     number = max(each.outboxes, default=0) + 1
                     if not each.descriptors:
-                        raise wire.Malformed("its shared memory did not arrive; too many open files?")
+                        raise reply.Malformed("its shared memory did not arrive; too many open files?")
                     each.outboxes = {number: Segment.received(each.descriptors.pop(0))}
                 self._frame(index, kind, sequence, memoryview(payload))
         except (ValueError, IndexError, OSError) as error:  # it no longer speaks our language: do not listen any more
@@ -399,19 +389,20 @@ class LocalWorkers(WorkersBase):
             self._events.append(Event(each.token, index, "joined"))
             return
         if sequence != each.sequence or not sequence:
-            raise wire.Malformed("it answers a task that it does not have")
+            raise reply.Malformed("it answers a task that it does not have")
         token = each.token
         each.token, each.sequence, each.holds = None, 0, []
         try:
-            if kind == wire.FAILURE:
-                failure, seconds = wire.decode_failure(payload)
-                self._events.append(Event(token, index, "error", failure, seconds))
+            header, buffer = wire.split_reply(payload, each.outboxes.__getitem__)
+            parsed = reply.parse(header)
+            if isinstance(parsed, reply.Header):
+                value = reply.assemble(parsed, wire.cut(buffer, parsed.sizes))
+                event = Event(token, index, "ok", value, parsed.seconds)
             else:
-                value, seconds = wire.decode_reply(payload, each.outboxes.__getitem__)
-                self._events.append(Event(token, index, "ok", value, seconds))
-        except wire.Malformed as error:
-            failure = Failure("Malformed", f"the reply is malformed: {error}", f"Malformed: {error}")
-            self._events.append(Event(token, index, "error", failure))
+                event = Event(token, index, "error", *parsed)
+        except reply.Malformed as error:
+            event = Event(token, index, "error", malformed(error))
+        self._events.append(event)
 
     def _lost(self, index: int, reason: str | None) -> None:
         each = self._workers[index]
@@ -496,37 +487,3 @@ def _copy_in(buffers: list[pickle.PickleBuffer], segment: Segment) -> list[tuple
         table.append((segment.number, offset, view.nbytes))
         offset += aligned(view.nbytes)
     return table
-
-
-_PLAIN = (np.ndarray, Ref, int, float, complex, str, bytes, bool, type(None))
-
-
-def _pickled(value: Any, buffers: list[pickle.PickleBuffer] | None) -> bytes:
-    """Pickle with large buffers out of band; cloudpickle for anything that plain pickle might only name."""
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        assert buffers is not None
-        if buffer.raw().nbytes < LARGE:
-            return True
-        buffers.append(buffer)
-        return False
-
-    callback = None if buffers is None else keep
-    try:
-        if _is_plain(value):
-            return pickle.dumps(value, 5, buffer_callback=callback)
-        return bytes(cloudpickle.dumps(value, 5, buffer_callback=callback))
-    except Exception as error:
-        raise NotPicklable(
-            f"the function cannot be sent to another process: {error}. It captures something that only lives here "
-            "(a lock, an open file, a socket, a generator): create that inside the function, or use ThreadWorkers"
-        ) from error
-
-
-def _is_plain(value: Any) -> bool:
-    """A task of ours over arrays and references: (fn, args) with nothing of the user's own."""
-    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], tuple):
-        return False
-    fn, args = value
-    ours = isinstance(fn, Ref) or getattr(fn, "__module__", "").startswith("anyk.")
-    return ours and all(type(arg) in _PLAIN and not (type(arg) is np.ndarray and arg.dtype.hasobject) for arg in args)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import pickle
 import random
 import socket
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import faults, wire
+from .packing import Desk
 from .segments import Segment, capacity
-from .workers import Failure
 
-__all__ = ["resolve", "serve"]
-
-_published: dict[int, Any] = {}
-_packed: dict[int, Callable[[], Any]] = {}  # not yet needed, or its module could not be imported so far
-
-
-def resolve(number: int) -> Any:
-    """A published value, by its number; references in a task unpickle to this call."""
-    if number not in _published:
-        _published[number] = _packed[number]()
-        del _packed[number]
-    return _published[number]
+__all__ = ["serve"]
 
 
 def _read(sock: socket.socket, count: int, descriptors: list[int]) -> bytearray:
@@ -51,8 +37,8 @@ def _read(sock: socket.socket, count: int, descriptors: list[int]) -> bytearray:
 class _Server:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.desk = Desk()
         self.segments: dict[int, Segment] = {}
-        self.state: dict[str, Any] = {}
         self.outbox: Segment | None = None
         self.outbox_number = 0
         self.announce: list[int] = []
@@ -72,28 +58,19 @@ class _Server:
         """Unpickle what the master sent; large buffers lie in shared memory."""
         return pickle.loads(packed, buffers=[self.segments[n].view[o : o + size] for n, o, size in table])
 
-    def task(self, data: bytearray, descriptors: list[int]) -> tuple[int, bytes]:
-        """Run one task; the kind and payload of the answer."""
-        start = time.monotonic()
-        try:
-            view = memoryview(data)[wire.LENGTH.size :]
-            (length,) = wire.LENGTH.unpack_from(data)
-            opened, closed, defined, forgotten, table = pickle.loads(view[:length]) if length else ((), (), (), (), ())
-            for number in closed:
-                self.segments.pop(number).close()
-            for number, size, readonly in opened:
-                self.segments[number] = Segment(descriptors.pop(0), size, number, readonly=readonly)
-            for number, value, buffers in defined:
-                _packed[number] = partial(self.load, value, buffers)
-            for number in forgotten:
-                _published.pop(number, None)
-                _packed.pop(number, None)
-            fn, args = self.load(view[length:], table)
-            value = fn(self.state, *args)
-            payload, _ = wire.encode_reply(value, time.monotonic() - start, self.place)
-            return wire.REPLY, payload
-        except BaseException as error:
-            return wire.FAILURE, wire.encode_failure(Failure.of(error), time.monotonic() - start)
+    def unpack(self, data: bytearray, descriptors: list[int]) -> Any:
+        """The task, after the news that come with it: segments, and published values."""
+        view = memoryview(data)[wire.LENGTH.size :]
+        (length,) = wire.LENGTH.unpack_from(data)
+        opened, closed, defined, forgotten, table = pickle.loads(view[:length]) if length else ((), (), (), (), ())
+        for number in closed:
+            self.segments.pop(number).close()
+        for number, size, readonly in opened:
+            self.segments[number] = Segment(descriptors.pop(0), size, number, readonly=readonly)
+        for number, value, buffers in defined:
+            self.desk.define(number, partial(self.load, value, buffers))
+        self.desk.forget(forgotten)
+        return self.load(view[length:], table)
 
     def run(self) -> None:
         self.sock.sendall(wire.frame(wire.HELLO, 0, b""))
@@ -104,11 +81,8 @@ class _Server:
                 data = _read(self.sock, length, descriptors)
             except EOFError:
                 return
-            kind, payload = self.task(data, descriptors)
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # the user's function may have closed it, or nobody reads it
-                    stream.flush()
-            message = wire.frame(kind, sequence, payload, len(self.announce))
+            payload = wire.join_reply(*self.desk.work(partial(self.unpack, data, descriptors)), self.place)
+            message = wire.frame(wire.REPLY, sequence, payload, len(self.announce))
             if self.announce:
                 sent = socket.send_fds(self.sock, [message], self.announce)
                 self.announce = []
