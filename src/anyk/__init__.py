@@ -1,5 +1,7 @@
 """anyk: any k of n. Coded computing over workers that may be slow, dead, noisy or lying."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import errors
 from .codes import (
     BerrutCode,
@@ -88,10 +90,16 @@ from .runtime import (
     Trace,
     Traffic,
     Workers,
+    connect,
     random_faults,
 )
 from .spectra import Manova, MarchenkoPastur
 from .summing import sum as sum
+
+if TYPE_CHECKING:
+    from .runtime.dask import DaskWorkers as DaskWorkers
+    from .runtime.mpi import MPIWorkers as MPIWorkers
+    from .runtime.ray import RayWorkers as RayWorkers
 
 __version__ = "0.1.0"
 __all__ = [
@@ -162,6 +170,7 @@ __all__ = [
     "VandermondeCode",
     "Workers",
     "coherence",
+    "connect",
     "cyclic_placement",
     "difference_set",
     "error_bound",
@@ -186,3 +195,17 @@ __all__ = [
     "singular_responders",
     "welch_bound",
 ]
+
+_OPTIONAL = {"DaskWorkers": "dask", "MPIWorkers": "mpi", "RayWorkers": "ray"}  # engines that need an extra
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OPTIONAL:
+        import importlib
+
+        return getattr(importlib.import_module(f".runtime.{_OPTIONAL[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OPTIONAL})

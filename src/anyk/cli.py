@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -32,6 +33,8 @@ from .parsing import (
 
 __all__ = ["app", "main"]
 
+_ENGINES = ("local", "threads", "simulated", "dask", "ray", "mpi")
+
 app = typer.Typer(
     name="anyk",
     help="Coded computing: spread work over n workers and get the answer from whichever k respond.",
@@ -42,6 +45,9 @@ app = typer.Typer(
 
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write the figures as JSON; - is stdout.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everything that is drawn.")]
+Engine = Annotated[
+    str, typer.Option(help="local (processes), threads, simulated, mpi, dask, ray, or where: dask://tcp://host:8786.")
+]
 Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs the extra plots).")]
 
 
@@ -104,6 +110,16 @@ def _check_targets(
         known = new_axes().figure.canvas.get_supported_filetypes()
         if plot.suffix[1:].lower() not in known:
             raise UsageError(f"--plot {plot}: pictures end in one of {', '.join(f'.{kind}' for kind in sorted(known))}")
+
+
+def _where(engine: str, workers: int) -> str:
+    """The engine as `anyk.connect` takes it, checked before any work is done."""
+    name, separator, _ = engine.partition("://")
+    if name not in _ENGINES or not (separator or name == engine):
+        raise UsageError(f"--engine must be {', '.join(_ENGINES)}, or where to find one, got {engine!r}")
+    if separator:
+        return engine
+    return f"{engine}://{workers}" if engine in ("local", "threads", "simulated") else f"{engine}://"
 
 
 def _write_json(target: str | None, figures: Any) -> None:
@@ -199,7 +215,8 @@ def map_(
     function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What to call on each block.")],
     blocks: Annotated[Path, typer.Argument(metavar="BLOCKS.npy", help="Array with the blocks along its first axis.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the results go.")],
-    workers: Annotated[int | None, typer.Option(min=1, help="Local processes; default: 5/4 of the blocks.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many; default: 5/4 of the blocks.")] = None,
+    engine: Engine = "local",
     code: Annotated[str, typer.Option(help="See `anyk codes`; options as in lagrange:degree=2.")] = "berrut",
     stop: Annotated[
         str | None, typer.Option(help="first:24, deadline:2.5, all, sufficient; comma: whichever first.")
@@ -214,7 +231,7 @@ def map_(
         typer.Option(min=0, max=2**32 - 1, help="Every call of the function starts NumPy's and random's draws here."),
     ] = 0,
 ) -> None:
-    """Map a function over blocks on local processes that may stall, die or never answer."""
+    """Map a function over blocks on workers that may stall, die or never answer."""
     import numpy as np
 
     from . import mapping
@@ -245,7 +262,7 @@ def map_(
             seeded(fn, seed),
             data,
             code=chosen,
-            workers=count,
+            workers=_where(engine, count),
             stop=rule,
             order=None if order == "none" else order,
             allow_nan=allow_nan,
@@ -464,7 +481,7 @@ def train(
     momentum: Annotated[float, typer.Option(help="Momentum.")] = 0.9,
     delay: Annotated[float, typer.Option(min=0, help="Seconds by which stragglers are late.")] = 0.2,
     persistent: Annotated[bool, typer.Option(help="The same stragglers all the time, or others each round.")] = True,
-    engine: Annotated[str, typer.Option(help="local (processes), threads, or simulated (virtual clock).")] = "local",
+    engine: Engine = "local",
     save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Checkpoint, written after each epoch.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Continue from a checkpoint.")] = None,
     json_: Json = None,
@@ -473,16 +490,13 @@ def train(
     """Train on the digits data set with coded gradients, while workers are late and lie."""
     import numpy as np
 
-    from .runtime import Corrupt, LocalWorkers, SimulatedWorkers, Slow, ThreadWorkers
+    from .runtime import Corrupt, Slow, connect
     from .training import Network, Training, partition_samples
 
     _check_targets(json_, **({} if save is None else {"save": save}))
-    for option, value, allowed in (
-        ("--skew", skew, ("iid", "by-class")),
-        ("--engine", engine, ("local", "threads", "simulated")),
-    ):
-        if value not in allowed:
-            raise UsageError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
+    if skew not in ("iid", "by-class"):
+        raise UsageError(f"--skew must be iid or by-class, got {skew!r}")
+    where = _where(engine, workers)
     if stragglers + liars >= workers:
         raise UsageError(f"{stragglers} stragglers and {liars} liars leave none of {workers} workers")
     mixing = code.partition(":")[0] in data_codes()
@@ -505,13 +519,12 @@ def train(
     learn, test = slice(0, 1400), slice(1400, None)
     network = Network((64, hidden, 10) if hidden else (64, 10))
     parts = partition_samples(labels[learn], count, skew, seed)  # type: ignore[arg-type]
-    kinds: dict[str, Any] = {"local": LocalWorkers, "threads": ThreadWorkers, "simulated": SimulatedWorkers}
     rounds = 1 if not batch else max(1, math.ceil(min(map(len, parts)) / batch))
     rows = []
     from .runtime.stop import FirstK
 
     stop = FirstK(workers - stragglers) if chosen.approximate else None
-    with kinds[engine](workers) as pool:
+    with connect(where, workers) as pool:
         job = Training(network, x[learn], labels[learn], parts, chosen, pool, rate, momentum, batch, seed)
         if resume is not None:
             if not resume.is_file():
@@ -665,6 +678,15 @@ def _warn(
 
 def main() -> None:
     """Entry point: errors in one line, without a traceback unless ANYK_DEBUG is set."""
+    if "--engine=mpi" in sys.argv or ("--engine", "mpi") in itertools.pairwise(sys.argv):
+        from .runtime.mpi import command
+
+        command(_main)
+    else:
+        _main()
+
+
+def _main() -> None:
     from .errors import AnykError
 
     warnings.showwarning = _warn

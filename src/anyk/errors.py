@@ -13,6 +13,7 @@
         |   +-- TooManyErrors (ArithmeticError) wrong replies that cannot be told from the right ones
         |   +-- DisagreeingReplies              as many answers of one kind as of another
         +-- NotPicklable (TypeError)        the function cannot travel to another process
+        +-- TooFewWorkers (RuntimeError)    a cluster has fewer workers than were asked for
         +-- WorkersClosed (RuntimeError)    the workers were closed, or never opened
     UserWarning
     +-- ApproximationWarning                the answer is coarser than the code was built for
@@ -35,6 +36,7 @@ __all__ = [
     "RoundError",
     "TaskFailed",
     "TooFewResponders",
+    "TooFewWorkers",
     "TooManyErrors",
     "UnsafeDecode",
     "WorkersClosed",
@@ -117,6 +119,10 @@ class DisagreeingReplies(RoundError):
 
 class NotPicklable(AnykError, TypeError):
     """The function, or something that it captures, cannot be sent to another process."""
+
+
+class TooFewWorkers(AnykError, RuntimeError):
+    """A cluster has fewer workers than were asked for, or they cannot be started."""
 
 
 class WorkersClosed(AnykError, RuntimeError):

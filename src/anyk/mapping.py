@@ -19,6 +19,7 @@ from .codes.base import DataCode, Decoder
 from .codes.berrut import BerrutCode
 from .errors import TooFewResponders, UnsafeDecode, warn
 from .ordering import path_order
+from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.noise import Noise
@@ -131,7 +132,9 @@ def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None
     if workers is not None and (
         isinstance(workers, type | bool) or not isinstance(workers, Workers | int | np.integer)
     ):
-        raise TypeError(f"workers must be a number or a Workers object such as LocalWorkers(8), got {workers!r}")
+        raise TypeError(
+            f"workers must be a number, Workers such as LocalWorkers(8), or a string for anyk.connect, got {workers!r}"
+        )
     if stop is not None and not isinstance(stop, StopRule):
         raise TypeError(f"stop must be a stop rule such as FirstK(24) or Deadline(2.5), got {stop!r}")
     if not isinstance(faults, Mapping | None):
@@ -181,7 +184,7 @@ def map(
     blocks: Any,
     *,
     code: DataCode | None = None,
-    workers: Workers | int | None = None,
+    workers: Workers | int | str | None = None,
     stop: StopRule | None = None,
     order: str | Sequence[int] | NDArray[np.intp] | None = "auto",
     faults: Mapping[int, Fault] | None = None,
@@ -207,8 +210,9 @@ def map(
         tuple of arrays with a leading axis. Floating and complex dtypes are kept; integers and booleans become float64.
     code : DataCode, optional
         Default: `BerrutCode` over all `workers`.
-    workers : Workers or int, optional
+    workers : Workers, int or str, optional
         Where to work. A number starts that many local processes for this call; reuse a `LocalWorkers` for many calls.
+        A string such as ``"dask://tcp://host:8786"``, ``"ray://auto"`` or ``"mpi://"`` is for `anyk.connect`.
         Default: as many as the code has, or 5/4 of the blocks.
     stop : StopRule, optional
         When to stop waiting. Default: the first sufficient set of answers for exact codes, four fifths of the workers
@@ -263,6 +267,12 @@ def map(
     >>> bool(np.abs(result.value - np.exp(x)).max() < 0.05), 3 in result.run.responders
     (True, False)
     """
+    if isinstance(workers, str):
+        with connect(workers, None if code is None else code.workers) as engine:
+            return map(
+                fn, blocks, code=code, workers=engine, stop=stop, order=order, faults=faults, noise=noise,
+                allow_nan=allow_nan, allow_empty=allow_empty, progress=progress, on_event=on_event,
+            )  # fmt: skip
     parts = _blocks.split(blocks)
     if not allow_empty:
         parts.require_entries("blocks")

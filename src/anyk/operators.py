@@ -24,6 +24,7 @@ from .codes.polynomial import PolynomialCode
 from .codes.product import ProductCode
 from .errors import BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed, warn
 from .mapping import Result, check_call, check_noise, check_range, noise_error, number_of, opened, warn_of_noise
+from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.noise import Noise
@@ -214,9 +215,9 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         ``workers - blocks`` do.
     code : DataCode, optional
         One that is exact for linear functions; default `SystematicMDSCode` with a quarter of the workers to spare.
-    workers : Workers or int, optional
-        Default: as many local processes as the code has workers. Those started here end with `close`, or the
-        ``with`` block; `Workers` that you pass stay yours.
+    workers : Workers, int or str, optional
+        As in `anyk.map`. Default: as many local processes as the code has workers. Those started here end with `close`,
+        or the ``with`` block; `Workers` that you pass stay yours.
     stop : StopRule, optional
         Default: the first sufficient answers.
     faults : mapping of worker to fault, optional
@@ -272,7 +273,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         self,
         matrix: Any,
         code: DataCode | None = None,
-        workers: Workers | int | None = None,
+        workers: Workers | int | str | None = None,
         stop: StopRule | None = None,
         *,
         faults: Mapping[int, Fault] | None = None,
@@ -281,6 +282,30 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         on_event: Callable[[RoundEvent], None] | None = None,
     ) -> None:
         kept = _as_matrix(matrix, "matrix", copy=True)
+        self._owned = ExitStack()
+        try:
+            engine: Workers | int | None
+            if isinstance(workers, str):
+                engine = self._owned.enter_context(connect(workers, None if code is None else code.workers))
+            else:
+                engine = workers
+            self._begin(kept, code, engine, stop, faults, noise, patience, on_event)
+        except BaseException:
+            self._owned.close()
+            raise
+        super().__init__(dtype=kept.dtype, shape=kept.shape)
+
+    def _begin(
+        self,
+        kept: Any,
+        code: DataCode | None,
+        workers: Workers | int | None,
+        stop: StopRule | None,
+        faults: Mapping[int, Fault] | None,
+        noise: Noise | None,
+        patience: float,
+        on_event: Callable[[RoundEvent], None] | None,
+    ) -> None:
         check_call(_multiply, workers, stop, faults)
         check_noise(noise)
         if code is None:
@@ -300,17 +325,11 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         self.expected_error: float | None = None
         self._matrix, self._faults, self._noise = kept, faults, noise
         self._patience, self._on_event = float(patience), on_event
-        self._owned = ExitStack()
         self._engine: Workers = self._owned.enter_context(opened(workers, code.workers))
         self._closed = False
         self._backward: _Kept | None = None
-        try:
-            with alone(self._engine):
-                self._forward = _Kept(kept, code, self._engine)
-        except BaseException:
-            self._owned.close()
-            raise
-        super().__init__(dtype=kept.dtype, shape=kept.shape)
+        with alone(self._engine):
+            self._forward = _Kept(kept, code, self._engine)
 
     @property
     def cost(self) -> Cost:
@@ -476,7 +495,7 @@ def matmul(
     a: Any,
     b: Any,
     code: ProductCode | DataCode | None = None,
-    workers: Workers | int | None = None,
+    workers: Workers | int | str | None = None,
     stop: StopRule | None = None,
     *,
     faults: Mapping[int, Fault] | None = None,
@@ -528,6 +547,9 @@ def matmul(
     array([[20., 23., 26., 29.],
            [56., 68., 80., 92.]])
     """
+    if isinstance(workers, str):
+        with connect(workers, None if code is None else code.workers) as engine:
+            return matmul(a, b, code, engine, stop, faults=faults, noise=noise, progress=progress, on_event=on_event)
     left, right = _as_matrix(a, "a"), _as_matrix(b, "b")
     if left.shape[1] != right.shape[0]:
         raise BlocksError(f"a has {left.shape[1]} columns and b {right.shape[0]} rows: they must be equally many")

@@ -24,6 +24,7 @@ from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
 from .errors import BlocksError, TooFewResponders, UnsafeDecode, warn
 from .locate import check_tolerance, locate
 from .mapping import MOST_UNASKED, Result, check_call, number_of, opened
+from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
 from .runtime.progress import listening
@@ -164,7 +165,7 @@ def sum(
     fn: Callable[..., Any],
     partitions: Any,
     code: GradientCode | None = None,
-    workers: Workers | int | None = None,
+    workers: Workers | int | str | None = None,
     stop: StopRule | None = None,
     args: tuple[Any, ...] = (),
     *,
@@ -189,8 +190,9 @@ def sum(
         What is changed in place after the first call is not seen by the workers: pass new objects.
     code : GradientCode, optional
         Default: `GroupCode` with two copies of each partition, for one straggler.
-    workers : Workers or int, optional
-        Default: as many local processes, for this call, as the code has workers. Keep a `LocalWorkers` for many calls.
+    workers : Workers, int or str, optional
+        As in `anyk.map`. Default: as many local processes, for this call, as the code has workers. Keep a
+        `LocalWorkers` for many calls.
     stop : StopRule, optional
         Default: the first sufficient answers. A rule that takes fewer yields the least-squares estimate of the sum,
         with a warning that states its residual.
@@ -234,6 +236,12 @@ def sum(
     >>> np.round(total.value, 6), total.run.liars
     (array([1260., 1436., 1628.]), (6,))
     """
+    if isinstance(workers, str):
+        with connect(workers, None if code is None else code.workers) as engine:
+            return sum(
+                fn, partitions, code, engine, stop, args,
+                faults=faults, tolerance=tolerance, progress=progress, on_event=on_event,
+            )  # fmt: skip
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple of further arguments, got {args!r}")
     check_tolerance(tolerance)

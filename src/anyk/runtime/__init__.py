@@ -1,5 +1,6 @@
 """The runtime: workers, stop rules, faults and the one gather loop. It knows no concrete code."""
 
+from .connect import connect
 from .events import RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
@@ -43,5 +44,6 @@ __all__ = [
     "Trace",
     "Traffic",
     "Workers",
+    "connect",
     "random_faults",
 ]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import NotPicklable
 from . import reply
+from .faults import Crashed
 from .segments import LARGE
 from .workers import Failure
 
@@ -174,13 +175,15 @@ class Desk:
         return self._values[number]
 
     def work(self, load: Callable[[], tuple[Any, tuple[Any, ...]]]) -> tuple[bytes, list[NDArray[Any]]]:
-        """Run the task that `load` yields; the reply, whatever happens."""
+        """Run the task that `load` yields; the reply, whatever happens, except for `Crashed`, which is not survived."""
         start = time.monotonic()
         _here.desk = self
         try:
             fn, args = load()
             value = fn(self.state, *args)
             return reply.encode(value, time.monotonic() - start)
+        except Crashed:
+            raise
         except BaseException as error:
             return reply.encode_failure(Failure.of(error), time.monotonic() - start), []
         finally:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import blocks as _blocks
-from .workers import Failure
+from .workers import Event, Failure
 
-__all__ = ["Header", "Malformed", "assemble", "encode", "encode_failure", "malformed", "parse"]
+__all__ = ["Header", "Malformed", "assemble", "encode", "encode_failure", "event", "malformed", "parse"]
 
 MAX_TEXT = 1 << 24  # bytes of a header
 MAX_REPLY = 1 << 36  # bytes of all buffers together
@@ -59,6 +59,27 @@ class Header:
 def malformed(error: Malformed) -> Failure:
     """What is said of a worker whose reply is."""
     return Failure("Malformed", f"the reply is malformed: {error}", f"Malformed: {error}")
+
+
+def event(token: Any, worker: int, parts: Any) -> Event:
+    """What a worker's message says, for engines that move the header and the buffers as objects with bytes.
+
+    Parameters
+    ----------
+    parts : sequence
+        The header, and then the buffer of each array; whatever else it is makes the reply malformed.
+    """
+    try:
+        try:
+            header, *buffers = [memoryview(part).cast("B") for part in parts]
+        except (TypeError, ValueError) as error:
+            raise Malformed(f"its parts are no bytes: {error}") from None
+        parsed = parse(header)
+        if isinstance(parsed, Header):
+            return Event(token, worker, "ok", assemble(parsed, buffers), parsed.seconds)
+        return Event(token, worker, "error", *parsed)
+    except Malformed as error:
+        return Event(token, worker, "error", malformed(error))
 
 
 # -- on the worker ----------------------------------------------------------------------------------------------------
