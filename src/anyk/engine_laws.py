@@ -6,6 +6,8 @@ Everything is asked through the `Workers` protocol; no law looks at a clock to j
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -150,6 +152,12 @@ class _Bench:
             assert event.token == self.token(event.worker), f"worker {event.worker} answered with another's token"
         assert len({event.worker for event in events}) == len(events), "a worker answered twice"
         return [event.value for event in sorted(events, key=lambda event: event.worker)]
+
+    def revive(self) -> None:
+        """Start those afresh that are lost."""
+        for event in self.workers.poll(0):
+            if event.kind == "lost":
+                self.workers.drop(event.worker)
 
     def quiet(self, seconds: float = 0.0) -> None:
         """Nothing comes."""
@@ -376,6 +384,90 @@ def _crashes(bench: _Bench) -> None:
     bench.quiet()
 
 
+def _pid(state: State) -> Any:
+    return os.getpid()
+
+
+def _pids(bench: _Bench) -> list[int]:
+    """Process ids of the workers, or none where they share this process, or live on another machine."""
+    pids = [int(value) for value in bench.all(_pid)]
+    here = os.getpid() not in pids and len(set(pids)) == bench.n
+    for pid in pids if here else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            continue
+        here = False
+    return pids if here else []
+
+
+def _kills(bench: _Bench) -> None:
+    """A worker killed while idle, at work and right after its answer is lost by its next task at the latest."""
+    for moment in ("idle", "at work", "after its answer"):
+        bench.revive()
+        bench.all(_put, 5.0)
+        pids = _pids(bench)
+        if not pids:
+            return
+        bench.round += 1
+        if moment == "at work":
+            bench.workers.submit(0, bench.token(0), run_faulty, Slow(60.0), _get)
+            bench.quiet(0.05)
+        os.kill(pids[0], signal.SIGKILL)
+        events = []
+        if moment != "at work":
+            events = [event for event in bench.workers.poll(0.2) if event.kind == "lost"]
+            bench.workers.submit(0, bench.token(0), _get)
+        while not events:
+            events = [event for event in bench.next() if event.worker == 0]
+        if (event := events[-1]).token is None:  # the loss of the idle worker; its task is lost, too
+            (event,) = [event for event in bench.next() if event.worker == 0]
+        assert (event.kind, event.token) == ("lost", bench.token(0)), f"killed {moment}, it is lost, got {event}"
+        assert isinstance(event.value, str), f"a lost event says why, got {event.value!r}"
+        assert bench.workers.drop(0), "a killed worker can be started afresh"
+        assert [float(v) for v in bench.all(_get)] == [-1.0] + [5.0] * (bench.n - 1), f"killed {moment}: states"
+
+
+def _stops(bench: _Bench) -> None:
+    """A stopped worker holds nobody up, can be dropped, and what it says when it goes on is late or unheard."""
+    bench.all(_put, 5.0)
+    pids = _pids(bench)
+    if not pids:
+        return
+    os.kill(pids[0], signal.SIGSTOP)
+    try:
+        bench.round += 1
+        old = bench.token(0)
+        bench.workers.submit(0, old, _get)
+        for _ in range(2):
+            bench.round += 1
+            for worker in range(1, bench.n):
+                bench.workers.submit(worker, bench.token(worker), _get)
+            assert [float(v) for v in bench.values(bench.collect(bench.n - 1))] == [5.0] * (bench.n - 1), "held up"
+        dropped = bench.workers.drop(0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[0], signal.SIGCONT)
+    if dropped:
+        assert [float(v) for v in bench.all(_get)] == [-1.0] + [5.0] * (bench.n - 1), (
+            "after a stopped worker was dropped"
+        )
+        bench.quiet(0.1)
+    else:
+        (event,) = bench.collect(1)
+        assert (event.token, event.kind, float(event.value)) == (old, "ok", 5.0), f"a late answer, got {event}"
+        assert [float(v) for v in bench.all(_get)] == [5.0] * bench.n, "after a stopped worker went on"
+
+
+def _threads(bench: _Bench) -> None:
+    """Workers serve whichever thread asks, one at a time."""
+    found: list[Any] = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: found.append(bench.all(_double, 4.0)))
+        thread.start()
+        thread.join()
+    assert [[float(v) for v in values] for values in found] == [[8.0] * bench.n] * 3, "from another thread"
+
+
 def _closing(bench: _Bench) -> None:
     """Closing is idempotent and works in the middle of a task; afterwards the workers refuse."""
     bench.round += 1
@@ -435,7 +527,7 @@ def check_workers(
     Parameters
     ----------
     make : callable
-        ``make(n)`` returns fresh workers; they are closed here. Called about ten times.
+        ``make(n)`` returns fresh workers; they are closed here. Called about fifteen times.
     processes : bool
         Whether tasks leave this process, so that what cannot be pickled must be refused.
     n : int
@@ -452,7 +544,8 @@ def check_workers(
     """
     assert n >= 2, "the laws need at least two workers"
     laws = [_addressing, _errors, _stragglers, _published, _allocated, _replies, _timeouts, _drops, _closing]
-    laws += [_crashes] if mortal else []
+    laws += [_threads, _stops]
+    laws += [_crashes, _kills] if mortal else []
     laws += [_unpicklable] if processes else []
     laws += [_huge] if huge else []
     for law in laws:

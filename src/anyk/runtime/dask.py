@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -40,7 +41,10 @@ TUNED = {
     "distributed.admin.system-monitor.interval": "10s",
     "distributed.admin.system-monitor.gil.enabled": False,
 }
-_JOIN = 30.0  # seconds that a worker may take to be there (again)
+_JOIN = 30.0  # seconds that workers may take to be there at first
+_BACK = 10.0  # seconds that another may take to be there in the place of one that was lost
+_NOTICE = 0.5  # seconds that the scheduler may take to notice a death
+_GRACE = 5.0  # seconds that restarts may take when the workers are closed
 
 
 class _Host:
@@ -191,15 +195,21 @@ class DaskWorkers(WorkersBase):
     def _muster(self) -> None:
         """Wait until everybody is there; what goes wrong now is the caller's to know."""
         there: set[int] = set()
-        end = time.monotonic() + _JOIN
+        end, reason = time.monotonic() + _JOIN, ""
         while len(there) < len(self):
             try:
                 worker, _, kind, value = self._inbox.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                raise TooFewWorkers(f"{len(there)} of {len(self)} workers were there after {_JOIN:.0f} s") from None
-            if kind == "lost":
+                raise TooFewWorkers(
+                    f"{len(there)} of {len(self)} workers were there after {_JOIN:.0f} s{reason}"
+                ) from None
+            if kind == "refused":
                 raise TooFewWorkers(f"worker {worker} could not be started: {value}")
-            there.add(worker)
+            if kind == "joined":
+                there.add(worker)
+            else:  # a Dask worker went away; there may be another
+                there.discard(worker)
+                reason = f"; worker {worker}: {value}"
 
     def __len__(self) -> int:
         return len(self._lives)
@@ -243,7 +253,7 @@ class DaskWorkers(WorkersBase):
         if self._lost[worker]:
             return []
         token, self._tokens[worker] = self._tokens[worker], None
-        if kind == "lost":
+        if kind in ("lost", "refused"):
             self._lost[worker] = True
             self._outbox.renew(worker)
             return [Event(token, worker, "lost", value)]
@@ -286,6 +296,7 @@ class _Member:
 
     def __init__(self) -> None:
         self.life = 0
+        self.turn = 0  # rises with every loss; calls of an earlier turn are void
         self.address: str | None = None
         self.identity = ""  # of the Dask worker, which tells it from another at the same address
         self.hired: asyncio.Task[Any] | None = None
@@ -300,10 +311,11 @@ class _Crew:
         self._client, self._each, self._restart, self._inbox = client, each, restart, inbox
         self._members = [_Member() for _ in range(count)]
         self._dask: dict[str, Any] = {}  # the Dask workers that there are, by address
-        self._leaving: dict[str, str] = {}  # Dask workers, and their identities, that are about to be restarted
+        self._leaving: dict[str, str] = {}  # Dask workers, and their identities, about to be restarted or perhaps dead
         self._expected: list[float] = []  # until when nannies' workers may come back
         self._vacant: dict[int, float] = {}  # members without a Dask worker, and until when their tasks wait for one
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._restarting: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[Any] | None = None
         self._changed: asyncio.Event | None = None
 
@@ -323,23 +335,32 @@ class _Crew:
 
     def replaceable(self) -> bool:
         """Whether there is, or will be, a Dask worker to spare for one that was lost."""
-        now = time.monotonic()
-        return self._room() is not None or any(end > now for end in list(self._expected))
+        answer: Future[bool] = Future()
+
+        def look() -> None:  # on the loop, after all that it has been told
+            now = time.monotonic()
+            found = self._room() is not None or bool(self._leaving)
+            answer.set_result(found or any(end > now for end in self._expected))
+
+        self._client.loop.add_callback(look)
+        return answer.result()
 
     def close(self) -> None:
-        """Release all actors."""
+        """Release all actors; restarts that have begun are waited for, since others may come to that process."""
         done = threading.Event()
 
-        def end() -> None:
-            for task in (*self._tasks, self._watcher):
+        async def end() -> None:
+            for task in (*self._tasks - self._restarting, self._watcher):
                 if task is not None:
                     task.cancel()
             for member in self._members:
                 self._release(member)
+            if self._restarting:
+                await asyncio.wait(self._restarting, timeout=_GRACE)
             done.set()
 
         self._client.loop.add_callback(end)
-        done.wait(5)
+        done.wait(2 * _GRACE)
 
     # -- on the event loop --------------------------------------------------------------------------------------------
 
@@ -381,7 +402,7 @@ class _Crew:
         self._expected = [end for end in self._expected if end > now]
         for address, info in self._dask.items():
             if address not in there and info.get("nanny"):
-                self._expected.append(now + _JOIN)
+                self._expected.append(now + _BACK)
         for address in there:
             if address not in self._dask and self._expected:
                 self._expected.pop(0)
@@ -412,7 +433,8 @@ class _Crew:
                 self._hire(worker, address)
             elif self._vacant[worker] < now:
                 self._vacant[worker] = math.inf
-                self._say(worker, "lost", f"no Dask worker took its place within {_JOIN:.0f} s")
+                self._members[worker].turn += 1
+                self._say(worker, "lost", f"no Dask worker took its place within {_BACK:.0f} s")
 
     def _hire(self, worker: int, address: str) -> None:
         member = self._members[worker]
@@ -421,7 +443,7 @@ class _Crew:
         member.hired = self._spawn(self._hired, worker, member.life, address)
 
     async def _hired(self, worker: int, life: int, address: str) -> Any:
-        """The actor, and the future that keeps it alive."""
+        """The actor, and the future that keeps it alive; None where that failed."""
         try:
             future = self._client.submit(
                 _Host, actor=True, workers=[address], allow_other_workers=False, pure=False, retries=0
@@ -429,58 +451,76 @@ class _Crew:
             actor = await future
         except Exception as error:
             if self._members[worker].life == life:
-                self._lose(worker, f"no actor on {address}: {type(error).__name__}: {error}")
-            raise
+                kind = "lost" if isinstance(error, OSError) else "refused"
+                self._lose(worker, f"no actor on {address}: {type(error).__name__}: {error}", kind)
+            return None
         if self._members[worker].life == life:
             self._say(worker, "joined")
         return actor, future
 
     async def _called(self, worker: int, life: int, message: bytes, buffers: list[Any]) -> None:
         member = self._members[worker]
+        turn = member.turn
         try:
-            while member.life == life and member.hired is None and worker in self._vacant:
+            while member.turn == turn and member.hired is None and worker in self._vacant:
                 await asyncio.sleep(0.02)
-            if member.life != life or member.hired is None:
+            if member.turn != turn or member.life != life or member.hired is None:
                 return
-            actor, _ = await asyncio.shield(member.hired)
+            if (hired := await asyncio.shield(member.hired)) is None:
+                return
+            actor, _ = hired
             parts = await actor.run(message, *buffers)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if member.life == life:
+            if member.turn == turn:
+                if isinstance(error, OSError) and member.address is not None:
+                    self._spawn(self._suspected, member.address)
                 self._lose(worker, f"{type(error).__name__}: {error}")
         else:
-            self._inbox.put((worker, life, "parts", parts))
+            if member.turn == turn:
+                self._inbox.put((worker, life, "parts", parts))
 
     def _release(self, member: _Member) -> None:
         if member.hired is not None and not member.hired.done():
             member.hired.cancel()
         member.hired = None  # with it go the actor and its future, and Dask deletes the actor
 
-    def _lose(self, worker: int, reason: str) -> None:
+    def _lose(self, worker: int, reason: str, kind: str = "lost") -> None:
         member = self._members[worker]
         self._release(member)
         member.address = None
+        member.turn += 1
         self._vacant[worker] = math.inf  # it comes back as soon as there is room
-        self._say(worker, "lost", reason)
+        self._say(worker, kind, reason)
         assert self._changed is not None
         self._changed.set()
 
     def _renew(self, worker: int, life: int, again: bool) -> None:
         member = self._members[worker]
-        address, member.address, member.life = member.address, None, life
+        address, member.address, member.life, member.turn = member.address, None, life, member.turn + 1
         self._release(member)
         self._vacant.pop(worker, None)
         if not again:
             return
         if address is not None and self._restart == "process" and self._dask.get(address, {}).get("nanny"):
-            self._vacant[worker] = time.monotonic() + _JOIN
+            self._vacant[worker] = time.monotonic() + _BACK
             self._leaving[address] = str(self._dask[address].get("id"))
-            self._spawn(self._restarted, address)
+            restarting = self._spawn(self._restarted, address)
+            self._restarting.add(restarting)
+            restarting.add_done_callback(self._restarting.discard)
         elif address is not None and address in self._dask:
             self._hire(worker, address)
         else:
-            self._vacant[worker] = time.monotonic() + _JOIN
+            self._vacant[worker] = time.monotonic() + _BACK
+        assert self._changed is not None
+        self._changed.set()
+
+    async def _suspected(self, address: str) -> None:
+        """Hire nobody at an address that does not answer until the scheduler, too, has noticed, or keeps to it."""
+        self._leaving[address] = str(self._dask.get(address, {}).get("id"))
+        await asyncio.sleep(_NOTICE)
+        self._leaving.pop(address, None)
         assert self._changed is not None
         self._changed.set()
 

@@ -282,7 +282,7 @@ class _Round:
                 return False
             self.ledger.lost.pop(worker, None)
             return self.ledger.busy.pop(worker, None) is not None  # somebody has dropped it while it was at work
-        if self.ledger.busy.get(worker) == event.token:
+        if worker in self.ledger.busy and self.ledger.busy[worker] == event.token:
             del self.ledger.busy[worker]
             self.tell("late", worker)
             return True
