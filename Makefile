@@ -32,6 +32,7 @@ $(BIN)/python:
 
 .venv/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --prefix .venv/mpich mpich  # beside Open MPI
 	touch $@ .venv/.demo
 
 clean:

@@ -189,20 +189,8 @@ def test_a_cluster_started_by_hand(tmp_path: Any) -> None:
     address = f"tcp://127.0.0.1:{port}"
     settings = {"DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value) for key, value in TUNED.items()}
     with processes() as start:
-        scheduler = start(
-            BIN / "dask", "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", env=settings
-        )
-        options = (
-            "--nworkers",
-            1,
-            "--nthreads",
-            1,
-            "--memory-limit",
-            0,
-            "--no-dashboard",
-            "--local-directory",
-            tmp_path,
-        )
+        start(BIN / "dask", *f"scheduler --host 127.0.0.1 --port {port} --no-dashboard".split(), env=settings)
+        options = f"--nworkers 1 --nthreads 1 --memory-limit 0 --no-dashboard --local-directory {tmp_path}".split()
         hosts = [start(BIN / "dask", "worker", address, *options, env=settings) for _ in range(3)]
         with Client(address, timeout=60) as connected:
             connected.wait_for_workers(3, timeout=60)
