@@ -660,7 +660,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "fn": ({"fn": 3}, TypeError, "fn must be callable"),
     "too few workers": ({"workers": 7}, ValueError, "needs 8 workers, got 7"),
     "no workers": ({"workers": 0}, ValueError, "needs 8 workers, got 0"),
-    "workers as text": ({"workers": "8"}, TypeError, "workers must be a number or"),
+    "workers as text": ({"workers": "8"}, ValueError, "workers='8' is no engine"),
     "too many unasked": ({"code": None, "partitions": np.ones(200)}, ValueError, "200 processes: pass workers="),
     "stop": ({"stop": 5}, TypeError, "stop must be a stop rule"),
     "k > n": ({"stop": anyk.FirstK(9)}, ValueError, "only 8 workers"),

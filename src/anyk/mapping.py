@@ -22,6 +22,7 @@ from .ordering import path_order
 from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
+from .runtime.late import Late, Skip
 from .runtime.noise import Noise
 from .runtime.processes import LocalWorkers
 from .runtime.progress import listening
@@ -173,6 +174,12 @@ def check_noise(noise: Any) -> None:
         raise TypeError(f"noise must be a noise model such as AdditiveNoise(0.01), got {noise!r}")
 
 
+def check_late(late: Any) -> None:
+    """Refuse what is no policy."""
+    if late is not None and not isinstance(late, Late):
+        raise TypeError(f"late must be Skip(), Restart() or Backup(), got {late!r}")
+
+
 def _default_stop(code: DataCode) -> StopRule:
     if code.approximate:
         return FirstK(math.ceil(0.8 * len(code.active)))
@@ -189,6 +196,7 @@ def map(
     order: str | Sequence[int] | NDArray[np.intp] | None = "auto",
     faults: Mapping[int, Fault] | None = None,
     noise: Noise | None = None,
+    late: Late | None = None,
     allow_nan: bool = False,
     allow_empty: bool = False,
     progress: bool | None = None,
@@ -224,6 +232,8 @@ def map(
         Inflicted on this round, for tests and demonstrations.
     noise : Noise, optional
         What every worker does to its reply, such as `AdditiveNoise(0.01)` or `Quantized("float16")`.
+    late : Skip, Restart or Backup, optional
+        What is done about workers that are late; default `Skip()`.
     allow_nan : bool
         Accept NaN and infinity in blocks and replies. Otherwise such blocks raise and such replies count as erasures.
     allow_empty : bool
@@ -270,7 +280,7 @@ def map(
     if isinstance(workers, str):
         with connect(workers, None if code is None else code.workers) as engine:
             return map(
-                fn, blocks, code=code, workers=engine, stop=stop, order=order, faults=faults, noise=noise,
+                fn, blocks, code=code, workers=engine, stop=stop, order=order, faults=faults, noise=noise, late=late,
                 allow_nan=allow_nan, allow_empty=allow_empty, progress=progress, on_event=on_event,
             )  # fmt: skip
     parts = _blocks.split(blocks)
@@ -280,6 +290,7 @@ def map(
         parts.require_finite("blocks")
     check_call(fn, workers, stop, faults)
     check_noise(noise)
+    check_late(late)
     chosen = _code_for(code, workers, parts.count)
     check_call(fn, workers, stop, faults, chosen.workers)
     rule = stop if stop is not None else _default_stop(chosen)
@@ -300,7 +311,7 @@ def map(
         sent, size = [0], sum(leaf.size for leaf in parts.leaves)
         small = max((leaf.size * leaf.dtype.itemsize for leaf in parts.leaves), default=0) < _SMALL
 
-        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        def send(who: Sequence[int], by: Mapping[int, int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
             begun = time.perf_counter()
             rows = generator[list(who)]
             layouts = [((leaf.size,), _blocks.coded_dtype(generator, leaf.dtype)) for leaf in parts.leaves]
@@ -310,7 +321,7 @@ def map(
                 outs = list(zip(*together, strict=True)) if together else [()] * len(who)
                 targets: list[Any] = together
             else:
-                outs = [engine.allocate(worker, layouts) for worker in who]
+                outs = [engine.allocate(by.get(worker, worker), layouts) for worker in who]
                 targets = [[out[index] for out in outs] for index in range(len(layouts))]
             for leaf, target in zip(parts.leaves, targets, strict=True):
                 _blocks.apply(rows, leaf, target)
@@ -358,6 +369,7 @@ def map(
             allow_nan=allow_nan,
             notify=notify,
             noise=noise,
+            late=late if late is not None else Skip(),
             use=use,
         )
         return result

@@ -23,10 +23,21 @@ from .codes.mds import SystematicMDSCode
 from .codes.polynomial import PolynomialCode
 from .codes.product import ProductCode
 from .errors import BlocksError, TooFewResponders, UnsafeDecode, WorkersClosed, warn
-from .mapping import Result, check_call, check_noise, check_range, noise_error, number_of, opened, warn_of_noise
+from .mapping import (
+    Result,
+    check_call,
+    check_late,
+    check_noise,
+    check_range,
+    noise_error,
+    number_of,
+    opened,
+    warn_of_noise,
+)
 from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
+from .runtime.late import Late, Skip
 from .runtime.noise import Noise
 from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
@@ -394,7 +405,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
         sent = [0]
         operand = engine.publish(flat)
 
-        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        def send(who: Sequence[int], by: Mapping[int, int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
             for worker in who:
                 sent[0] += x.size
                 yield worker, _multiply, (blocks[worker], operand)
@@ -414,7 +425,7 @@ class CodedOperator(LinearOperator):  # type: ignore[misc]
             faults=self._faults,
             notify=self._on_event,
             noise=self._noise,
-            patience=self._patience,
+            late=Skip(self._patience),
             use=use,
         )
         return result
@@ -500,6 +511,7 @@ def matmul(
     *,
     faults: Mapping[int, Fault] | None = None,
     noise: Noise | None = None,
+    late: Late | None = None,
     progress: bool | None = None,
     on_event: Callable[[RoundEvent], None] | None = None,
 ) -> Result:
@@ -515,7 +527,7 @@ def matmul(
     code : ProductCode or DataCode, optional
         `PolynomialCode` (default; p n threshold), `KhatriRaoCode`, `MatDotCode`, `EntangledPolynomialCode`; or a data
         code, which codes rows of A and sends B to everybody.
-    workers, stop, faults, noise, progress, on_event
+    workers, stop, faults, noise, late, progress, on_event
         As in `anyk.map`.
 
     Returns
@@ -549,12 +561,15 @@ def matmul(
     """
     if isinstance(workers, str):
         with connect(workers, None if code is None else code.workers) as engine:
-            return matmul(a, b, code, engine, stop, faults=faults, noise=noise, progress=progress, on_event=on_event)
+            return matmul(
+                a, b, code, engine, stop, faults=faults, noise=noise, late=late, progress=progress, on_event=on_event
+            )
     left, right = _as_matrix(a, "a"), _as_matrix(b, "b")
     if left.shape[1] != right.shape[0]:
         raise BlocksError(f"a has {left.shape[1]} columns and b {right.shape[0]} rows: they must be equally many")
     check_call(_product, workers, stop, faults)
     check_noise(noise)
+    check_late(late)
     if code is None:
         code = _default_product_code(workers, (left.shape[0], right.shape[1]))
     if not isinstance(code, ProductCode | DataCode):
@@ -594,6 +609,7 @@ def matmul(
             faults=faults,
             notify=notify,
             noise=noise,
+            late=late if late is not None else Skip(),
             use=use,
         )
         return result
@@ -609,7 +625,7 @@ class _Rows:
         self.epsilon = max(self.kept.epsilon, float(np.finfo(b.dtype).eps))
         self.seconds, self.sent = self.kept.cost.seconds, 0
 
-    def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+    def send(self, who: Sequence[int], by: Mapping[int, int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
         for worker in who:
             self.sent += self.size + self.kept.sizes[worker]
             yield worker, _product, ((None, None), self.kept.blocks[worker], self.b)
@@ -630,7 +646,7 @@ class _Blocks:
         ]
         self.shapes = tuple(None if leaf is None else leaf.shape for _, _, leaf in self.sides)
 
-    def send(self, who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+    def send(self, who: Sequence[int], by: Mapping[int, int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
         layouts = [
             ((leaf.size,), _blocks.coded_dtype(encoder, leaf.dtype))
             for encoder, _, leaf in self.sides
@@ -638,7 +654,7 @@ class _Blocks:
         ]
         for worker in who:
             begun = time.perf_counter()
-            outs = iter(self.engine.allocate(worker, layouts) if layouts else [])
+            outs = iter(self.engine.allocate(by.get(worker, worker), layouts) if layouts else [])
             coded: list[Any] = []
             for encoder, parts, leaf in self.sides:
                 if leaf is None:

@@ -23,10 +23,11 @@ from .codes.group import GroupCode
 from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
 from .errors import BlocksError, TooFewResponders, UnsafeDecode, warn
 from .locate import check_tolerance, locate
-from .mapping import MOST_UNASKED, Result, check_call, number_of, opened
+from .mapping import MOST_UNASKED, Result, check_call, check_late, number_of, opened
 from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
+from .runtime.late import Late, Skip
 from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import StopRule, Sufficient
@@ -171,6 +172,7 @@ def sum(
     *,
     faults: Mapping[int, Fault] | None = None,
     tolerance: float | None = None,
+    late: Late | None = None,
     progress: bool | None = None,
     on_event: Callable[[RoundEvent], None] | None = None,
 ) -> Result:
@@ -202,7 +204,7 @@ def sum(
         Inflicted on this round, for tests and demonstrations.
     tolerance : float, optional
         As in `anyk.locate`.
-    progress, on_event
+    late, progress, on_event
         As in `anyk.map`.
 
     Returns
@@ -240,11 +242,12 @@ def sum(
         with connect(workers, None if code is None else code.workers) as engine:
             return sum(
                 fn, partitions, code, engine, stop, args,
-                faults=faults, tolerance=tolerance, progress=progress, on_event=on_event,
+                faults=faults, tolerance=tolerance, late=late, progress=progress, on_event=on_event,
             )  # fmt: skip
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple of further arguments, got {args!r}")
     check_tolerance(tolerance)
+    check_late(late)
     listed, key, kept = _listed(partitions)
     if not listed:
         raise BlocksError("partitions: there are none")
@@ -295,13 +298,13 @@ def sum(
         each = _numbers(args)
         sent = [0, 0]
 
-        def send(who: Sequence[int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
+        def send(who: Sequence[int], by: Mapping[int, int]) -> Iterator[tuple[int, Any, tuple[Any, ...]]]:
             for worker in who:
                 if worker not in shares:
                     held, coefficients = chosen.share(worker)
                     shares[worker] = engine.publish(coefficients), held.tolist()
                 share, mine = shares[worker]
-                there = placed.held.setdefault(worker, set())
+                there = placed.held.setdefault(by.get(worker, worker), set())
                 sent[0] += each
                 sent[1] += int(np.sum([placed.numbers[k] for k in mine if k not in there]))
                 there.update(mine)
@@ -346,6 +349,7 @@ def sum(
             sufficient,
             faults=faults,
             notify=notify,
+            late=late if late is not None else Skip(),
             use=use,
         )
         return result

@@ -4,6 +4,7 @@ from .connect import connect
 from .events import RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
+from .late import Backup, Late, Restart, Skip
 from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
 from .noise import AdditiveNoise, Noise, Quantized, RelativeNoise
 from .processes import LocalWorkers
@@ -15,6 +16,7 @@ from .workers import Event, Failure, Workers
 __all__ = [
     "AdditiveNoise",
     "All",
+    "Backup",
     "Corrupt",
     "Crash",
     "Deadline",
@@ -26,6 +28,7 @@ __all__ = [
     "FaultyWorkers",
     "FirstK",
     "Hang",
+    "Late",
     "LocalWorkers",
     "LogNormal",
     "Noise",
@@ -33,10 +36,12 @@ __all__ = [
     "Quantized",
     "Raise",
     "RelativeNoise",
+    "Restart",
     "RoundEvent",
     "Run",
     "ShiftedExponential",
     "SimulatedWorkers",
+    "Skip",
     "Slow",
     "StopRule",
     "Sufficient",

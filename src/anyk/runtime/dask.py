@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise ImportError("Dask workers need distributed: pip install 'anyk[dask]'") from error
 
-__all__ = ["TUNED", "DaskWorkers", "start_cluster"]
+__all__ = ["DaskWorkers", "start_cluster"]
 
 TUNED = {
     # What keeps dozens of idle processes from eating the cores.

@@ -84,6 +84,12 @@ class Run:
         The stop rule.
     traffic : Traffic
         Numbers sent each way.
+    backups : dict of int to int
+        Tasks, named by their workers, that others answered for them.
+    machine_seconds : float
+        Time that all workers together were at work for this round, up to its stop.
+    wasted_seconds : float
+        Time that they were at work for earlier rounds after these had stopped, as far as it has ended in this one.
     """
 
     round: int = 0
@@ -101,3 +107,6 @@ class Run:
     worker_seconds: dict[int, float] = field(default_factory=dict)
     stopped_by: str = ""
     traffic: Traffic = field(default_factory=Traffic)
+    backups: dict[int, int] = field(default_factory=dict)
+    machine_seconds: float = 0.0
+    wasted_seconds: float = 0.0

@@ -419,6 +419,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from anyk.runtime.mpi import main as run_main  # not the copy of this module that runs as __main__
+    import importlib
 
-    run_main()
+    importlib.import_module("anyk.runtime.mpi").main()  # not the copy of this module that runs as __main__

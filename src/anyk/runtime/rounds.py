@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,15 @@ from .. import blocks as _blocks
 from ..errors import DisagreeingReplies, RoundError, TaskFailed, TooFewResponders, TooManyErrors
 from .events import RoundEvent, Run
 from .faults import Fault, FaultyWorkers, run_faulty
+from .late import Backup, Late, Restart, Skip, backup_due
 from .noise import Noise, run_noisy
 from .stop import Deadline, FirstK, Progress, StopRule
 from .workers import Event, Failure, Workers
 
 __all__ = ["Reply", "alone", "gather"]
 
-Send = Callable[[Sequence[int]], Iterator[tuple[int, Any, tuple[Any, ...]]]]
+# The tasks of these workers, to be run by those to whom the mapping assigns them, or by themselves.
+Send = Callable[[Sequence[int], Mapping[int, int]], Iterator[tuple[int, Any, tuple[Any, ...]]]]
 
 
 @dataclass
@@ -43,6 +46,7 @@ class _Ledger:
     serial: Iterator[int] = field(default_factory=itertools.count)
     busy: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)  # when those that are busy began, on the workers' clock
 
 
 _ledgers: weakref.WeakKeyDictionary[Any, _Ledger] = weakref.WeakKeyDictionary()
@@ -63,6 +67,10 @@ class Reply:
         """Equal for replies that can be combined."""
         return (self.spec, *((array.shape, array.dtype.str) for array in self.arrays))
 
+    def copied(self) -> Reply:
+        """The same in memory of its own."""
+        return Reply(self.native, [array.copy() for array in self.arrays], self.spec)
+
     def value(self) -> Any:
         """The reply as an own copy in the worker's library."""
         import optree
@@ -75,7 +83,8 @@ _LEAF = _blocks.flatten(0.0)[1]
 
 
 _LISTED = 4  # failures told in an error's text
-_PATIENCE = 1.0  # seconds, at least, before a worker that is behind is taken off its old task
+_PATIENCE = 1.0  # seconds that another answer may take, at least, where replies contradict one another
+_SKIP = Skip()
 _LONGEST = 3600.0  # seconds to wait at once; clocks overflow on much longer ones
 
 
@@ -133,11 +142,11 @@ class _Round:
         allow_nan: bool,
         notify: Callable[[RoundEvent], None] | None,
         noise: Noise | None,
-        least_patience: float,
+        late: Late,
     ) -> None:
         self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
         self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
-        self.noise, self.least_patience = noise, least_patience
+        self.noise, self.policy = noise, late
         self.number = _rounds.get(workers, 0)
         self.serial = next(ledger.serial)
         self.start = workers.time()
@@ -146,6 +155,8 @@ class _Round:
         self.waiting: set[int] = set()  # busy with an earlier round
         self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
+        self.standing_in: dict[int, int] = {}  # whose task a worker runs beside, or after, its own
+        self.began: dict[int, float] = {}  # seconds into the round at which each worker was fed
         self.died: list[int] = []  # over this round's task
         self.revived: set[int] = set()
         self.groups: dict[tuple[Any, ...], dict[int, Reply]] = {}
@@ -171,10 +182,22 @@ class _Round:
         """Start a worker afresh, whether it is lost or at work; its state is gone."""
         if self.workers.drop(worker, restart=True):
             self.ledger.lost.pop(worker, None)
-            self.ledger.busy.pop(worker, None)
+            self.free(worker)
             self.tell("restarted", worker)
             return True
         return False
+
+    def free(self, worker: int) -> bool:
+        """It is no longer at what is not waited for; whether it was. The time that it took is written down."""
+        if self.ledger.busy.pop(worker, None) is None:
+            return False
+        now = self.workers.time()
+        spent = now - self.ledger.since.pop(worker, now)
+        if worker in self.began:
+            self.run.machine_seconds += spent
+        else:
+            self.run.wasted_seconds += spent
+        return True
 
     def begin(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> None:
         """Hear what came since the last round, then feed everybody who is free.
@@ -203,6 +226,12 @@ class _Round:
         for worker in list(self.ledger.busy):
             if self.workers.drop(worker, restart=True):
                 self.ledger.busy.pop(worker, None)
+                self.ledger.since.pop(worker, None)
+
+    def cut_off(self) -> None:
+        """Start everybody afresh who is still at work."""
+        for worker in sorted(self.ledger.busy):
+            self.restart(worker)
 
     def relieve(self, enough: Callable[[list[int]], bool]) -> list[int]:
         """Start some of those afresh who are still at work for an earlier round, until there are enough of them.
@@ -242,24 +271,44 @@ class _Round:
         if not self.waiting or self.patient:
             return math.inf
         answers = sorted(self.run.answered_at.values())
-        usual = max(self.least_patience, 3 * answers[len(answers) // 2]) if answers else 60 * _PATIENCE
+        least = self.policy.patience
+        usual = max(least, 3 * answers[len(answers) // 2]) if answers else max(least, 60 * _PATIENCE)
         return self.relieved_at + usual
 
-    def submit(self, who: Sequence[int]) -> None:
-        for worker, fn, args in self.send(who):
+    def submit(self, tasks: Sequence[int], by: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Run these workers' tasks, by themselves or by those who stand in for them."""
+        for task, fn, args in self.send(tasks, by):
+            worker = by.get(task, task)
             if self.noise is not None:
-                fn, args = run_noisy, (self.noise, (self.noise.seed, self.number, worker), fn, *args)
+                fn, args = run_noisy, (self.noise, (self.noise.seed, self.number, task), fn, *args)
             if worker in self.faults:
                 fn, args = run_faulty, (self.faults[worker], fn, *args)
             token = (self.number, worker, self.serial)
-            self.ledger.busy[worker] = token
+            self.ledger.busy[worker], self.ledger.since[worker] = token, self.workers.time()
             try:
                 self.workers.submit(worker, token, fn, *args)
             except Exception:
-                del self.ledger.busy[worker]
+                del self.ledger.busy[worker], self.ledger.since[worker]
                 raise
-            self.pending.add(worker)
+            self.began[worker] = self.elapsed()
+            self.pending.add(task)
             self.tell("submitted", worker)
+
+    def back_up(self) -> bool:
+        """Give the tasks of those who are late to idle workers; whether there were both."""
+        covered = set(self.standing_in.values())
+        late = [task for task in sorted(self.pending) if task not in covered]
+        occupied = {*self.pending, *self.waiting, *self.ledger.busy, *self.ledger.lost, *self.run.failed}
+        idle = [worker for worker in range(len(self.workers)) if worker not in occupied]
+        by = dict(zip(late, idle, strict=False))
+        for task, worker in by.items():
+            self.standing_in[worker] = task
+            for group in self.groups.values():  # what it has answered so far lies where the next answer will
+                for answered in group:
+                    if self.run.backups.get(answered, answered) == worker:
+                        group[answered] = group[answered].copied()
+        self.submit(list(by), by)
+        return bool(by)
 
     def hear(self, events: deque[Event]) -> None:
         """Take note of events that come too late, all of them even if a listener raises."""
@@ -274,24 +323,25 @@ class _Round:
         """Take note of an event that belongs to no task of this round; whether the worker became free by it."""
         worker = event.worker
         if event.kind == "lost":
-            self.ledger.busy.pop(worker, None)
+            self.free(worker)
             self.ledger.lost[worker] = str(event.value)
             return True
         if event.kind == "joined":
             if event.token is not None:  # what it has been given since is in its hands
                 return False
             self.ledger.lost.pop(worker, None)
-            return self.ledger.busy.pop(worker, None) is not None  # somebody has dropped it while it was at work
+            return self.free(worker)  # somebody has dropped it while it was at work
         if worker in self.ledger.busy and self.ledger.busy[worker] == event.token:
-            del self.ledger.busy[worker]
+            self.free(worker)
             self.tell("late", worker)
             return True
         return False
 
     def handle(self, event: Event) -> None:
         worker = event.worker
+        task = self.standing_in.get(worker, worker)
         mine = event.token == (self.number, worker, self.serial)
-        if worker not in self.pending or not (mine or event.kind in ("lost", "joined")):
+        if task not in self.pending or not (mine or event.kind in ("lost", "joined")):
             if self.late(event) and worker in self.waiting:
                 self.waiting.discard(worker)
                 if worker not in self.ledger.lost or self.restart(worker):
@@ -301,34 +351,53 @@ class _Round:
             return
         if event.kind == "joined" and mine:
             return
-        self.pending.discard(worker)
-        self.ledger.busy.pop(worker, None)
+        self.occupied(worker)
+        if event.kind in ("lost", "joined", "error") and self.covered(worker, task):
+            if event.kind == "lost":
+                self.ledger.lost[worker] = str(event.value)
+            return  # another runs this task, too
+        self.pending.discard(task)
         if event.kind == "joined":
-            self.fail(worker, "lost: the worker was dropped while at work")
+            self.fail(task, "lost: the worker was dropped while at work")
             return
         if event.kind == "lost":
             self.ledger.lost[worker] = str(event.value)
-            self.died.append(worker)
-            self.fail(worker, f"lost: {event.value}")
+            self.died.append(task)
+            self.fail(task, f"lost: {event.value}")
             return
-        self.run.answered_at[worker] = self.elapsed()
+        self.run.answered_at[task] = self.elapsed()
         if event.seconds is not None:
-            self.run.worker_seconds[worker] = event.seconds
+            self.run.worker_seconds[task] = event.seconds
         if event.kind == "error":
-            self.fail(worker, f"raised {event.value.type}: {event.value.message}", event.value)
+            self.fail(task, f"raised {event.value.type}: {event.value.message}", event.value)
             return
         reply = _screen(event.value, self.allow_nan)
         if isinstance(reply, Failure):
-            self.fail(worker, reply.message, reply)
+            self.fail(task, reply.message, reply)
             return
         if isinstance(reply, str):
-            self.fail(worker, reply)
+            self.fail(task, reply)
             return
+        if worker != task:
+            self.run.backups[task] = worker
         group = self.groups.setdefault(reply.signature, {})
-        group[worker] = reply
+        group[task] = reply
         if len(group) > len(self.best):
             self.best = group
-        self.tell("answered", worker)
+        self.tell("answered", task)
+
+    def occupied(self, worker: int) -> None:
+        """Write down how long it was at work for this round; it is no more."""
+        self.ledger.busy.pop(worker, None)
+        self.ledger.since.pop(worker, None)
+        self.run.machine_seconds += self.elapsed() - self.began.get(worker, self.elapsed())
+
+    def covered(self, worker: int, task: int) -> bool:
+        """Whether another worker is at this task, too; `worker` is not any more."""
+        if worker != task:
+            del self.standing_in[worker]
+            return task in self.ledger.busy
+        return task in self.standing_in.values()
 
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
@@ -346,10 +415,18 @@ class _Round:
                 if elapsed >= self.patience():
                     self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
                     continue
-                due = [at - elapsed for at in (*stop.wakeups(), self.patience()) if elapsed < at < math.inf]
+                if elapsed >= (backup := self.backup_due()) and self.back_up():
+                    continue
+                due = [at - elapsed for at in (*stop.wakeups(), self.patience(), backup) if elapsed < at < math.inf]
                 self.arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
             if self.arrived:
                 self.handle(self.arrived.popleft())
+
+    def backup_due(self) -> float:
+        """Seconds into the round at which late tasks are given to others."""
+        if not isinstance(self.policy, Backup):
+            return math.inf
+        return backup_due(self.policy, len(self.who), list(self.run.answered_at.values()))
 
     def would_do(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool], more: Collection[int]) -> bool:
         """Whether the rule were met if these answered, too."""
@@ -376,6 +453,9 @@ class _Round:
         self.run.stragglers = tuple(sorted(self.pending))
         self.run.skipped = tuple(sorted(self.waiting))
         self.run.stopped_by = repr(stop)
+        for worker in self.ledger.busy.keys() & self.began.keys():
+            self.run.machine_seconds += self.run.seconds - self.began[worker]
+            self.ledger.since[worker] = self.workers.time()  # from here on its work is wasted
         rivals = [group for group in self.groups.values() if len(group) == len(self.best)]
         for group in self.groups.values() if len(rivals) == 1 else ():
             usual = next(iter(self.best.values()))
@@ -466,7 +546,7 @@ def gather(
     allow_nan: bool = False,
     notify: Callable[[RoundEvent], None] | None = None,
     noise: Noise | None = None,
-    patience: float = _PATIENCE,
+    late: Late = _SKIP,
     use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
 ) -> Any:
     """Run one round, inside `alone(workers)`, and hand the replies to `use` while they are still valid.
@@ -476,7 +556,8 @@ def gather(
     workers : Workers
     who : indices of the workers that have something to do
     send : callable
-        ``send(indices)`` yields (worker, fn, args) for each of them; called again when a busy worker becomes free.
+        ``send(tasks, by)`` yields (task, fn, args) for each: a task is named by the worker whose it is, and runs there,
+        or on the worker to whom the mapping `by` gives it. Called again when a busy worker becomes free.
     stop : StopRule
     sufficient : callable
         Whether a collection of responders can be decoded.
@@ -487,8 +568,8 @@ def gather(
         Receives every `RoundEvent`.
     noise : Noise, optional
         What the workers do to their replies.
-    patience : float
-        Seconds, at least, before a worker that is still at work for an earlier round, and needed, is started afresh.
+    late : Skip, Restart or Backup
+        What is done about workers that are late.
     use : callable
         ``use(replies, run, error)`` makes the result; ``error(why)`` builds the exception for replies that do not do.
 
@@ -496,7 +577,7 @@ def gather(
     ------
     TooFewResponders, TaskFailed, DisagreeingReplies
     """
-    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify, noise, patience)
+    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify, noise, late)
     _rounds[workers] = current.number + 1
     arrived: dict[int, Reply] = {}
 
@@ -524,6 +605,8 @@ def gather(
                         raise
         finally:
             current.hear(current.arrived)
+            if isinstance(late, Restart):
+                current.cut_off()
     except RoundError as failure:
         if failure.run is None:
             failure.run, failure.arrived = current.run, copies()
