@@ -3,12 +3,17 @@
 from .events import RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
-from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential, Trace
+from .fitting import Fit, rank_latencies
+from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential
+from .markov import Markov
+from .node_failures import NodeFailures
 from .noise import AdditiveNoise, Noise, Quantized, RelativeNoise
 from .processes import LocalWorkers
+from .recorder import Recorder
 from .simulated import SimulatedWorkers
 from .stop import All, Deadline, FirstK, StopRule, Sufficient
 from .threads import ThreadWorkers
+from .trace import Trace
 from .workers import Event, Failure, Workers
 
 __all__ = [
@@ -24,13 +29,17 @@ __all__ = [
     "Fault",
     "FaultyWorkers",
     "FirstK",
+    "Fit",
     "Hang",
     "LocalWorkers",
     "LogNormal",
+    "Markov",
+    "NodeFailures",
     "Noise",
     "Pareto",
     "Quantized",
     "Raise",
+    "Recorder",
     "RelativeNoise",
     "RoundEvent",
     "Run",
@@ -44,4 +53,5 @@ __all__ = [
     "Traffic",
     "Workers",
     "random_faults",
+    "rank_latencies",
 ]

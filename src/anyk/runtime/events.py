@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from .trace import Trace
 
 __all__ = ["RoundEvent", "Run", "Traffic"]
 
@@ -22,7 +25,10 @@ class RoundEvent:
         Since the start of the round, on the workers' clock.
     worker : int or None
     detail : Any
-        The number of workers (started), the reason (failed).
+        The number of workers (started), the reason (failed), the seconds that the worker spent by its own clock
+        (answered, late; None where the engine does not tell), the round's `Run` (ended).
+    clock : float
+        The same moment as a reading of the workers' clock, which goes on from round to round.
     """
 
     kind: Literal["started", "submitted", "answered", "failed", "late", "restarted", "ended"]
@@ -30,6 +36,7 @@ class RoundEvent:
     seconds: float
     worker: int | None = None
     detail: Any = None
+    clock: float = 0.0
 
 
 class Traffic(NamedTuple):
@@ -70,12 +77,16 @@ class Run:
         Workers that were busy with an earlier round all the time.
     failed : dict of int to str
         Workers whose function raised, that were lost, or whose reply was refused (NaN, another shape, ...), and why.
+    started : float
+        When the round began, on the workers' clock.
     seconds : float
         From the start of the round to its stop; encoding lies within it, decoding does not.
     encode_seconds, decode_seconds : float
         Time of the master.
     answered_at : dict of int to float
         Seconds after the start at which each valid or refused reply arrived.
+    fed_at : dict of int to float
+        Seconds after the start at which workers that had been busy or lost were given their task; the others were at 0.
     failed_at : dict of int to float
         Seconds after the start at which each of `failed` was lost or its reply arrived.
     worker_seconds : dict of int to float
@@ -93,11 +104,17 @@ class Run:
     stragglers: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
     failed: dict[int, str] = field(default_factory=dict)
+    started: float = 0.0
     seconds: float = 0.0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     answered_at: dict[int, float] = field(default_factory=dict)
+    fed_at: dict[int, float] = field(default_factory=dict)
     failed_at: dict[int, float] = field(default_factory=dict)
     worker_seconds: dict[int, float] = field(default_factory=dict)
     stopped_by: str = ""
     traffic: Traffic = field(default_factory=Traffic)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the latencies of this round as a trace of one, for `Trace.load`; `Recorder` keeps many rounds."""
+        Trace.of([self]).save(path)

@@ -144,6 +144,7 @@ class _Round:
         self.pending: set[int] = set()
         self.arrived: deque[Event] = deque()  # in the same breath as the reply that met the rule, and not yet looked at
         self.waiting: set[int] = set()  # busy with an earlier round
+        self.begun = False  # everybody who was free has been given a task
         self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
         self.died: list[int] = []  # over this round's task
@@ -158,7 +159,8 @@ class _Round:
 
     def tell(self, kind: Any, worker: int | None = None, detail: Any = None) -> None:
         if self.notify is not None:
-            self.notify(RoundEvent(kind, self.number, self.elapsed(), worker, detail))
+            now = self.workers.time()
+            self.notify(RoundEvent(kind, self.number, now - self.start, worker, detail, now))
 
     def fail(self, worker: int, reason: str, failure: Failure | None = None) -> None:
         self.run.failed[worker] = reason
@@ -194,9 +196,10 @@ class _Round:
                 free.append(worker)
         if self.waiting and not stop.possible(Progress((), set(free), 0.0, sufficient)):
             free = sorted(free + self.relieve(lambda who: stop.possible(Progress((), {*free, *who}, 0.0, sufficient))))
-        self.start = self.workers.time()
+        self.start = self.run.started = self.workers.time()
         self.tell("started", detail=len(self.who))
         self.submit(free)
+        self.begun = True
 
     def abandon(self) -> None:
         """Start everybody afresh who is at work, as far as the engine can; no listener is told, it may raise again."""
@@ -259,6 +262,8 @@ class _Round:
                 del self.ledger.busy[worker]
                 raise
             self.pending.add(worker)
+            if self.begun:
+                self.run.fed_at[worker] = self.elapsed()
             self.tell("submitted", worker)
 
     def hear(self, events: deque[Event]) -> None:
@@ -284,7 +289,7 @@ class _Round:
             return self.ledger.busy.pop(worker, None) is not None  # somebody has dropped it while it was at work
         if self.ledger.busy.get(worker) == event.token:
             del self.ledger.busy[worker]
-            self.tell("late", worker)
+            self.tell("late", worker, event.seconds)
             return True
         return False
 
@@ -328,7 +333,7 @@ class _Round:
         group[worker] = reply
         if len(group) > len(self.best):
             self.best = group
-        self.tell("answered", worker)
+        self.tell("answered", worker, event.seconds)
 
     def wait(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
         """Gather until the rule is met (True) or can no longer be met (False)."""
@@ -533,4 +538,4 @@ def gather(
             current.abandon()
         raise
     finally:
-        current.tell("ended")
+        current.tell("ended", detail=current.run)
