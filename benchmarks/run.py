@@ -18,6 +18,7 @@ from typing import Any
 import gradients
 import linear
 import numpy as np
+import scale
 
 import anyk
 
@@ -291,7 +292,7 @@ BENCHMARKS = {
     for each in (
         *(coding, decoders, rounds, transport, start, stragglers, simulated),
         *(gradients.amplification, gradients.weights, gradients.coded_round),
-        *(linear.operator, linear.solver),
+        *(linear.operator, linear.solver, scale.scale),
     )
 }
 
