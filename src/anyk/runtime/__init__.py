@@ -1,11 +1,14 @@
 """The runtime: workers, stop rules, faults and the one gather loop. It knows no concrete code."""
 
-from .events import RoundEvent, Run, Traffic
+from .event_log import EventLog
+from .events import Listeners, RoundEvent, Run, Traffic
 from .executors import ExecutorWorkers
 from .faults import Corrupt, Crash, Fault, FaultyWorkers, Hang, Raise, Slow, random_faults
 from .fitting import Fit, rank_latencies
 from .latency import Deterministic, LogNormal, Pareto, ShiftedExponential
+from .live import LiveView
 from .markov import Markov
+from .metrics import Metrics
 from .node_failures import NodeFailures
 from .noise import AdditiveNoise, Noise, Quantized, RelativeNoise
 from .processes import LocalWorkers
@@ -24,6 +27,7 @@ __all__ = [
     "Deadline",
     "Deterministic",
     "Event",
+    "EventLog",
     "ExecutorWorkers",
     "Failure",
     "Fault",
@@ -31,9 +35,12 @@ __all__ = [
     "FirstK",
     "Fit",
     "Hang",
+    "Listeners",
+    "LiveView",
     "LocalWorkers",
     "LogNormal",
     "Markov",
+    "Metrics",
     "NodeFailures",
     "Noise",
     "Pareto",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .trace import Trace
 
-__all__ = ["RoundEvent", "Run", "Traffic"]
+__all__ = ["Listeners", "RoundEvent", "Run", "Traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +119,42 @@ class Run:
     def save_trace(self, path: str | Path) -> None:
         """Write the latencies of this round as a trace of one, for `Trace.load`; `Recorder` keeps many rounds."""
         Trace.of([self]).save(path)
+
+
+class Listeners:
+    """Several listeners as one, for ``on_event``.
+
+    All of them hear every event, even if one raises; then the first error is raised.
+
+    Examples
+    --------
+    >>> import anyk
+    >>> kinds, recorder = [], anyk.Recorder()
+    >>> with anyk.SimulatedWorkers(2) as workers:
+    ...     both = anyk.Listeners(recorder, lambda event: kinds.append(event.kind))
+    ...     result = anyk.map(abs, [0.5], workers=workers, stop=anyk.FirstK(1), on_event=both)
+    >>> kinds, len(recorder)
+    (['started', 'submitted', 'submitted', 'answered', 'ended'], 1)
+    """
+
+    def __init__(self, *each: Callable[[RoundEvent], None]) -> None:
+        for listener in each:
+            if not callable(listener):
+                raise TypeError(f"listeners must be callable, got {listener!r}")
+        self.each = each
+
+    @property
+    def draws(self) -> bool:
+        """Whether one of them draws on the terminal, so that rounds draw no progress bar."""
+        return any(getattr(listener, "draws", False) for listener in self.each)
+
+    def __call__(self, event: RoundEvent) -> None:
+        """Tell all of them."""
+        first: BaseException | None = None
+        for listener in self.each:
+            try:
+                listener(event)
+            except BaseException as error:
+                first = first if first is not None else error
+        if first is not None:
+            raise first
