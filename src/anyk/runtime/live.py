@@ -33,13 +33,13 @@ def sparkline(values: Any, low: float, high: float) -> str:
     >>> sparkline([1.0, 10.0, 100.0, float("nan")], 1.0, 100.0)
     '▁▅█ '
     """
-    span = math.log(high / low) if high > low > 0 else 0.0
+    span = math.log(high) - math.log(low) if high > low > 0 else 0.0
     marks = []
     for value in values:
         if not value > 0:
             marks.append(" " if value != value else _BARS[0])
         else:
-            share = math.log(min(max(value, low), high) / low) / span if span else 0.0
+            share = (math.log(min(max(value, low), high)) - math.log(low)) / span if span else 0.0
             marks.append(_BARS[math.floor(share * (len(_BARS) - 1) + 0.5)])
     return "".join(marks)
 
