@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> Path:
     with anyk.SimulatedWorkers(12, model, slowness=slowness, seed=1) as workers:
         for r in range(40):
             anyk.map(np.tanh, [0.5], workers=workers, stop=anyk.FirstK(8), on_event=recorder,
-                     faults={4: anyk.Raise("a reason")} if r == 0 else None)  # fmt: skip
+                     faults={4: anyk.Crash(0.01)} if r == 0 else None)  # fmt: skip
     recorder.save(tmp_path / "rounds.jsonl")
     return tmp_path / "rounds.jsonl"
 

@@ -180,12 +180,12 @@ def heat_map(trace: Trace, ax: Any = None, *, title: str | None = None) -> Any:
     np.log10(times, out=logs, where=times > 0)
     image = ax.imshow(logs.T, aspect="auto", interpolation="nearest", cmap="viridis")
     bar = ax.figure.colorbar(image, ax=ax)
-    bar.set_label("seconds, logarithm to base 10; waited in vain: so long")
+    bar.set_label("log10 of seconds")
     rounds, workers = np.nonzero(given_up)
     if len(rounds) <= 5000:  # more would hide the rest
-        ax.plot(rounds, workers, "x", color=RED, markersize=3, label=f"given up ({len(rounds)})")
+        ax.plot(rounds, workers, "x", color=RED, markersize=3)
     ax.set(xlabel="round", ylabel="worker")
-    ax.set_title(title or f"{len(trace)} rounds, {trace.workers} workers, {len(rounds)} given up")
+    ax.set_title(title or f"{len(trace)} rounds, {trace.workers} workers, {len(rounds)} given up (x)")
     return ax
 
 
