@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import stat
 from pathlib import Path
@@ -120,6 +121,21 @@ def test_every_verb_can_be_recorded() -> None:
     assert trace.seconds.shape == (3, 4)
     assert len(recorder) == len(trace) == 3
     assert (trace.seconds[trace.known] >= 0).all()
+
+
+@pytest.mark.parametrize("make", [anyk.ThreadWorkers, functools.partial(anyk.LocalWorkers, preload=())])
+def test_late_answers_of_real_workers_are_heard(make: Any) -> None:
+    """After the round that gave them up, before the next or within it."""
+    recorder = anyk.Recorder()
+    with make(3) as workers:
+        for faults in ({2: anyk.Slow(0.3)}, {0: anyk.Slow(0.5), 1: anyk.Slow(0.5)}, None):
+            code = anyk.RepetitionCode(3, 1)
+            anyk.map(np.sqrt, [4.0], code=code, workers=workers, stop=anyk.FirstK(2), faults=faults, on_event=recorder)
+    trace = recorder.trace
+    assert trace.rounds[0].used == (0, 1)
+    assert trace.seconds[0, 2] >= 0.3
+    assert trace.at_least[0, 2] < 0.3
+    assert trace.known[1].all() or trace.at_least[1].max() > 0
 
 
 def test_recorders_survive_a_change_of_workers_and_failed_rounds() -> None:

@@ -94,8 +94,8 @@ class SimulatedWorkers(WorkersBase):
 
     def _draw(self, worker: int, token: Any) -> float:
         """The worker's latency in this round, which the third part of the core's tokens counts."""
-        if isinstance(token, tuple) and len(token) == 3:
-            round = int(token[2])
+        if isinstance(token, tuple) and len(token) == 3 and isinstance(token[2], int):
+            round = token[2]
             if round > self._begun:
                 self._begin(round)
         else:
