@@ -246,8 +246,8 @@ def engines(tiny: bool) -> Rows:
 def job(tiny: bool) -> Rows:
     """4 of 20 workers always take ten times as long: a job of 50 rounds, by policy; every result is checked.
 
-    A worker sleeps in proportion to its rows or partitions, so that a code pays for what it adds: an MDS code gives each
-    worker a sixteenth of the rows instead of a twentieth, a gradient code five partitions instead of one.
+    A worker sleeps in proportion to its rows or partitions, so that a code pays for what it adds: an MDS code gives
+    each a sixteenth of the rows instead of a twentieth, a gradient code five partitions instead of one.
     """
     rounds, unit = (3, 0.01) if tiny else (50, 0.05)
     n, slow = 20, 4

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import engines
 import gradients
 import linear
 import numpy as np
+import scale
 
 import anyk
 
@@ -291,7 +293,8 @@ BENCHMARKS = {
     for each in (
         *(coding, decoders, rounds, transport, start, stragglers, simulated),
         *(gradients.amplification, gradients.weights, gradients.coded_round),
-        *(linear.operator, linear.solver),
+        *(linear.operator, linear.solver, scale.scale),
+        *(engines.engines, engines.job),
     )
 }
 

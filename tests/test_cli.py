@@ -332,7 +332,7 @@ def test_berrut_trains_on_mixtures() -> None:
         (("--code", "nullspace:replicas=3"), "3 replicas of a partition cannot make up for 4 stragglers"),
         (("--code", "cyclic", "--partitions", "7"), "as many partitions as workers"),
         (("--skew", "odd"), "--skew must be"),
-        (("--engine", "ray"), "--engine must be"),
+        (("--engine", "spark"), "--engine must be"),
         (("--workers", "4", "--stragglers", "4"), "leave none"),
         (("--resume", "nothing.npz"), "there is no such file"),
         (("--save", "/no/such/folder/file.npz"), "there is no folder"),

@@ -134,6 +134,50 @@ def test_ten_thousand_workers() -> None:
         assert len(result.run.responders) > 9000
 
 
+class Counting(set):
+    """Counts how often somebody walks through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Any:
+        Counting.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        anyk.BerrutCode(2000, 10),
+        anyk.LagrangeCode(2000, 10),
+        anyk.HarmonicFrameCode(2000, range(10)),
+        anyk.NullSpaceCode(anyk.cyclic_placement(200, 200, 8), stragglers=4),
+        anyk.GroupCode(200, 200, replicas=4, stragglers=2),
+    ],
+)
+def test_asking_after_every_answer_walks_through_nobody(code: Any) -> None:
+    """Too few answers are told from their number alone: rounds of thousands of workers would be quadratic."""
+    Counting.walks = 0
+    few = Counting(range(min(code.workers, 9)))
+    if not isinstance(code, anyk.BerrutCode):
+        assert not code.sufficient(few)
+    assert Counting.walks == 0
+    assert code.sufficient(range(code.workers))
+    assert not code.sufficient([0] * code.workers) or isinstance(code, anyk.BerrutCode)
+
+
+def test_a_round_of_groups_with_thousands_of_workers() -> None:
+    """Scaled down from benchmarks/scale.py: the sums of groups that share one code add up to the whole."""
+    code = anyk.NullSpaceCode(anyk.cyclic_placement(100, 100, 8), stragglers=4)
+    data = np.random.default_rng(0).standard_normal((20, 100, 3))
+    total = np.zeros(3)
+    for group in range(20):
+        with anyk.SimulatedWorkers(100, anyk.Pareto(), seed=group) as workers:
+            result = anyk.sum(np.square, data[group], code, workers)
+        assert len(result.run.responders) == 96
+        total += result.value
+    assert np.allclose(total, (data**2).sum(axis=(0, 1)), rtol=1e-9)
+
+
 def test_the_same_value_as_real_workers() -> None:
     blocks = np.random.default_rng(0).standard_normal((6, 7))
     code = anyk.BerrutCode(12, 6)

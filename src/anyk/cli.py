@@ -1,4 +1,4 @@
-"""The command line: ``anyk map``, ``train``, ``codes``, ``compare``, ``frame``, ``reproduce`` and ``demo``."""
+"""The command line: ``anyk map``, ``train``, ``trace``, ``codes``, ``compare``, ``frame``, ``reproduce``, ``demo``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of everythin
 Engine = Annotated[
     str, typer.Option(help="local (processes), threads, simulated, mpi, dask, ray, or where: dask://tcp://host:8786.")
 ]
+TraceFile = Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Record who took how long in each round.")]
 Plot = Annotated[Path | None, typer.Option(metavar="FIG.png", help="Draw a picture (needs the extra plots).")]
 
 
@@ -175,6 +177,22 @@ def _prints_on_stderr() -> Iterator[None]:
         os.close(saved)
 
 
+def _recorder(trace: Path | None) -> Any:
+    from .runtime import Recorder
+
+    return None if trace is None else Recorder()
+
+
+@contextlib.contextmanager
+def _saved(recorder: Any, trace: Path | None) -> Iterator[None]:
+    """What was recorded is worth most where something went wrong."""
+    try:
+        yield
+    finally:
+        if trace is not None and len(recorder):
+            recorder.save(trace)
+
+
 def _load_blocks(path: Path) -> Any:
     import numpy as np
 
@@ -225,6 +243,7 @@ def map_(
     plot: Plot = None,
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Accept NaN in blocks and replies.")] = False,
     progress: Annotated[bool | None, typer.Option(help="Show who has answered; default: on a terminal.")] = None,
+    trace: TraceFile = None,
     json_: Json = None,
     seed: Annotated[
         int,
@@ -238,7 +257,7 @@ def map_(
 
     if order not in ("path", "none", "auto"):
         raise UsageError(f"order must be path, none or auto, got {order!r}")
-    _check_targets(json_, plot, reads=blocks, output=output)
+    _check_targets(json_, plot, reads=blocks, output=output, **({} if trace is None else {"trace": trace}))
     fn, data = load_function(function), _load_blocks(blocks)
     if data.ndim == 0 or len(data) == 0:
         raise UsageError(f"{blocks} needs a first axis that enumerates the blocks, got shape {data.shape}")
@@ -257,7 +276,8 @@ def map_(
             rule.check(len(chosen.active))
         except ValueError as error:
             raise UsageError(str(error)) from None
-    with _prints_on_stderr() if json_ == "-" else contextlib.nullcontext():
+    recorder = _recorder(trace)
+    with _prints_on_stderr() if json_ == "-" else contextlib.nullcontext(), _saved(recorder, trace):
         result = mapping.map(
             seeded(fn, seed),
             data,
@@ -267,6 +287,7 @@ def map_(
             order=None if order == "none" else order,
             allow_nan=allow_nan,
             progress=progress,
+            on_event=recorder,
         )
     value = result.value
     if not hasattr(value, "shape"):
@@ -484,6 +505,7 @@ def train(
     engine: Engine = "local",
     save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Checkpoint, written after each epoch.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Continue from a checkpoint.")] = None,
+    trace: TraceFile = None,
     json_: Json = None,
     seed: Seed = 0,
 ) -> None:
@@ -493,7 +515,8 @@ def train(
     from .runtime import Corrupt, Slow, connect
     from .training import Network, Training, partition_samples
 
-    _check_targets(json_, **({} if save is None else {"save": save}))
+    files = {"save": save, "trace": trace}
+    _check_targets(json_, **{name: path for name, path in files.items() if path is not None})
     if skew not in ("iid", "by-class"):
         raise UsageError(f"--skew must be iid or by-class, got {skew!r}")
     where = _where(engine, workers)
@@ -524,7 +547,8 @@ def train(
     from .runtime.stop import FirstK
 
     stop = FirstK(workers - stragglers) if chosen.approximate else None
-    with connect(where, workers) as pool:
+    recorder = _recorder(trace)
+    with connect(where, workers) as pool, _saved(recorder, trace):
         job = Training(network, x[learn], labels[learn], parts, chosen, pool, rate, momentum, batch, seed)
         if resume is not None:
             if not resume.is_file():
@@ -540,7 +564,7 @@ def train(
                 faults |= {
                     int(w): Corrupt(_ATTACKS[int(rng.integers(len(_ATTACKS)))], 3.0, seed=job.round) for w in lying
                 }
-                result = job.step(stop, faults, progress=False)
+                result = job.step(stop, faults, progress=False, on_event=recorder)
                 seconds += result.run.seconds + result.run.decode_seconds
                 sent += result.run.traffic.sent
                 received += result.run.traffic.received
@@ -564,6 +588,105 @@ def train(
                     f"{seconds:.3g} s  {sent:,} numbers out, {received:,} back{tail}"
                 )
     _write_json(json_, {"code": repr(chosen), "skew": skew, "stragglers": stragglers, "liars": liars, "epochs": rows})
+
+
+traces = typer.Typer(name="trace", help="Look at recorded rounds: who was slow when, and which model fits.",
+                     no_args_is_help=True)  # fmt: skip
+app.add_typer(traces)
+TraceArgument = Annotated[Path, typer.Argument(metavar="FILE.jsonl", help="What --trace or anyk.Recorder wrote.")]
+_LAGS, _SLOWEST = (1, 2, 5, 10), 8
+
+
+def _load_trace(path: Path) -> Any:
+    from .runtime import Trace
+
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        return Trace.load(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+@traces.command(epilog="Example: anyk trace show rounds.jsonl --plot rounds.png")
+def show(file: TraceArgument, plot: Plot = None, json_: Json = None) -> None:
+    """Who was slow when, the slowest workers, percentiles, and whether slowness persists."""
+    import numpy as np
+
+    from .plots import heat_map, heat_text
+
+    _check_targets(json_, plot, reads=file)
+    trace = _load_trace(file)
+    given_up, whole = ~trace.known & (trace.bounds > 0), trace.sample()
+    shares = (0.5, 0.9, 0.99)
+    workers = []
+    for worker in range(trace.workers):
+        sample = trace.sample(worker)
+        failed = sum(worker in each.failed for each in trace.rounds)
+        row = {"worker": worker, "tasks": len(sample), "given_up": int(given_up[:, worker].sum()), "failed": failed}
+        workers.append(row | {f"p{100 * share:g}": sample.quantile(share) for share in shares})
+    slowest = sorted(workers, key=lambda row: (-np.nan_to_num(row["p50"], nan=-1.0), -row["given_up"]))
+    figures = {
+        "rounds": len(trace),
+        "workers": trace.workers,
+        "tasks": len(whole),
+        "given_up": int(given_up.sum()),
+        "failed": sum(len(each.failed) for each in trace.rounds),
+        "percentiles": {f"p{100 * share:g}": whole.quantile(share) for share in shares},
+        "persistence": {str(lag): trace.persistence(lag) for lag in _LAGS if lag < len(trace)},
+        "by_worker": workers,
+    }
+    if json_ != "-":
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        width = max(console.width - 14, 10)
+        console.print(f"{len(trace)} rounds from left to right, {trace.workers} workers", style="bold")
+        for label, marks in heat_text(trace, width=width):
+            line = Text(f"{label:>12} ")
+            for mark in marks:
+                line.append(mark, _HEAT.get(mark, ""))
+            console.print(line)
+        console.print("  · ░ ▒ ▓ █ fifths of all latencies, fastest first; x given up; blank: no task", style="dim")
+        _show("Slowest workers", slowest[:_SLOWEST], False)
+        head = {key: figures[key] for key in ("tasks", "given_up", "failed")} | figures["percentiles"]
+        head |= {f"persistence, lag {lag}": value for lag, value in figures["persistence"].items()}
+        _show("All", [head], False, (
+            "p50, p90, p99: seconds by which that share has answered (Kaplan, Meier); inf: not while anybody waited.",
+            "persistence: correlation of slowness with the same worker's so many rounds later; 0: drawn anew.",
+        ))  # fmt: skip
+    _write_json(json_, figures)
+    if plot is not None:
+        _save_plot(heat_map(trace), plot)
+
+
+_HEAT = {"·": "green", "░": "green", "▒": "yellow", "▓": "dark_orange", "█": "red", "x": "bold red"}
+
+
+@traces.command(epilog="Example: anyk trace fit rounds.jsonl")
+def fit(file: TraceArgument, json_: Json = None) -> None:
+    """Fit latency models by maximum likelihood and rank them; what was given up counts as longer than the wait."""
+    from .runtime import rank_latencies
+
+    _check_targets(json_, reads=file)
+    fits = rank_latencies(_load_trace(file))
+    rows: list[dict[str, Any]] = [
+        {
+            "model": repr(each.model),
+            "log_likelihood": each.log_likelihood,
+            "parameters": each.parameters,
+            "bic": each.bic,
+            "behind": each.bic - fits[0].bic,
+        }
+        for each in fits
+    ]
+    notes = ("bic: less is better; behind by 10 or more is strong evidence for the first.",)
+    shown = [
+        row | {"model": re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.4g}", row["model"])} for row in rows
+    ]
+    _show(f"Latency models for {file}", shown, json_ == "-", notes)
+    _write_json(json_, rows)
 
 
 _SINGULAR_SHARE = 0.1  # of survivor sets without a solution that a frame may have and still be the best

@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from .runtime.events import Run
+    from .runtime.trace import Trace
 
-__all__ = ["curves", "new_axes", "panels", "save", "timeline"]
+__all__ = ["curves", "heat_map", "heat_text", "new_axes", "panels", "save", "timeline"]
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
@@ -163,3 +164,62 @@ def panels(
     if title:
         figure.suptitle(title)
     return axes
+
+
+def heat_map(trace: Trace, ax: Any = None, *, title: str | None = None) -> Any:
+    """Workers by rounds, coloured by latency; crosses where a worker was given up or lost, blank where it had no task.
+
+    Returns
+    -------
+    The axes.
+    """
+    if ax is None:
+        ax = new_axes(8.0, float(np.clip(2.0 + 0.08 * trace.workers, 3.0, 9.0)))
+    times, given_up = _times(trace)
+    logs = np.full(times.shape, np.nan)
+    np.log10(times, out=logs, where=times > 0)
+    image = ax.imshow(logs.T, aspect="auto", interpolation="nearest", cmap="viridis")
+    bar = ax.figure.colorbar(image, ax=ax)
+    bar.set_label("log10 of seconds")
+    rounds, workers = np.nonzero(given_up)
+    if len(rounds) <= 5000:  # more would hide the rest
+        ax.plot(rounds, workers, "x", color=RED, markersize=3)
+    ax.set(xlabel="round", ylabel="worker")
+    ax.set_title(title or f"{len(trace)} rounds, {trace.workers} workers, {len(rounds)} given up (x)")
+    return ax
+
+
+def heat_text(trace: Trace, height: int = 40, width: int = 80) -> list[tuple[str, str]]:
+    """The same in characters: a label and a row of shades for each worker, or for groups of neighbours.
+
+    Shades tell fifths of all latencies, ``x`` that most were given up, a blank that there was no task.
+
+    Examples
+    --------
+    >>> from anyk import Trace
+    >>> heat_text(Trace([[1.0, 8.0], [2.0, float("nan")], [4.0, 9.0]], [[0, 0], [0, 2.0], [0, 0]]))
+    [('0', '··▒'), ('1', '▓x█')]
+    """
+    times, given_up = _times(trace)
+    seen = np.sort(times[times > 0])
+    rows = []
+    for who in np.array_split(np.arange(trace.workers), min(height, trace.workers)):
+        marks = []
+        for when in np.array_split(np.arange(len(trace)), min(width, len(trace))):
+            part, lost = times[np.ix_(when, who)], given_up[np.ix_(when, who)]
+            part = part[~np.isnan(part)]
+            if not len(part):
+                marks.append(" ")
+            elif 2 * lost.sum() > len(part):
+                marks.append("x")
+            else:
+                below = np.searchsorted(seen, np.median(part)) / max(len(seen), 1)
+                marks.append("·░▒▓█"[min(int(5 * below), 4)])
+        rows.append((str(who[0]) if len(who) == 1 else f"{who[0]}-{who[-1]}", "".join(marks)))
+    return rows
+
+
+def _times(trace: Trace) -> tuple[Any, Any]:
+    """How long answers took, or were waited for in vain, NaN without a task; and where they were given up."""
+    given_up = ~trace.known & (trace.bounds > 0)
+    return np.where(trace.known, trace.seconds, np.where(given_up, trace.bounds, np.nan)), given_up

@@ -16,7 +16,7 @@ import operator
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,7 +173,8 @@ class Code(ABC):
 
     def sufficient(self, responders: Iterable[int]) -> bool:
         """Whether these responders can be decoded."""
-        return len(set(responders)) >= self.threshold
+        distinct = responders if isinstance(responders, Set) else set(responders)  # asked after every answer
+        return len(distinct) >= self.threshold
 
     def _rows(self, workers: Sequence[int]) -> Any:
         """The rows of G of these workers, dense or sparse."""

@@ -6,7 +6,7 @@ them give it more quietly. `Decoder.noise_amplification` is then the paper's (1/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -68,10 +68,10 @@ class FrameCode(DataCode):
 
     def sufficient(self, responders: Iterable[int]) -> bool:
         """Whether their rows have full rank; any `threshold` have, and fewer than `blocks` have not."""
-        who = sorted(set(responders))
-        if len(who) >= self.threshold:
+        distinct = responders if isinstance(responders, Set) else set(responders)  # asked after every answer
+        if len(distinct) >= self.threshold:
             return True
-        return len(who) >= self.blocks and self._full_rank(tuple(who))
+        return len(distinct) >= self.blocks and self._full_rank(tuple(sorted(distinct)))
 
     @cached_property
     def _full_rank(self) -> Callable[[tuple[int, ...]], bool]:

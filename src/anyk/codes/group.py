@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -185,11 +185,27 @@ class GroupCode(GradientCode):
 
     def sufficient(self, responders: Iterable[int], exposed: Iterable[int] = ()) -> bool:
         """Whether enough of every group have answered; often long before the worst-case `threshold`."""
-        present, known = set(responders), set(exposed)
-        return all(
-            len(present & members) >= self.chunks + 2 * self.adversaries - min(self.adversaries, len(known & members))
-            for members in map(frozenset, self.groups)
-        )
+        if (
+            isinstance(responders, Sized) and len(responders) < len(self.groups) * self.chunks
+        ):  # asked after every answer
+            return False
+        needed = self.chunks + 2 * self.adversaries - np.minimum(self.adversaries, self._counts(exposed))
+        return bool((self._counts(responders) >= needed).all())
+
+    def _counts(self, workers: Iterable[int]) -> NDArray[np.intp]:
+        """How many of them are in each group."""
+        distinct = workers if isinstance(workers, Set) else set(workers)
+        who = np.fromiter(distinct, np.intp, len(distinct))
+        group = self._group_of[who[(who >= 0) & (who < self.workers)]]
+        return np.bincount(group[group >= 0], minlength=len(self.groups))
+
+    @cached_property
+    def _group_of(self) -> NDArray[np.intp]:
+        """The group of each worker, -1 for none."""
+        found = np.full(self.workers, -1, np.intp)
+        for index, group in enumerate(self.groups):
+            found[list(group)] = index
+        return found
 
     def approximates(self, responders: Iterable[int]) -> bool:
         """Whether some group has fewer answers than chunks."""

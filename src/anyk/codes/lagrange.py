@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class LagrangeCode(DataCode):
 
     def sufficient(self, responders: Any) -> bool:
         """As many as the threshold; any at all where least squares was asked for and the threshold is out of reach."""
-        count = len(set(responders))
+        count = len(responders if isinstance(responders, Set) else set(responders))  # asked after every answer
         if self.below_threshold == "least-squares":
             return count >= min(self.threshold, self.workers)
         return count >= self.threshold

@@ -36,7 +36,8 @@ def listening(
 
     The bar is closed at the end, come what may.
     """
-    bar = progress_bar(progress, workers)
+    drawn = progress is None and getattr(on_event, "draws", False)  # two pictures would spoil one another
+    bar = None if drawn else progress_bar(progress, workers)
     listeners = [each for each in (on_event, bar) if each is not None]
 
     def notify(event: RoundEvent) -> None:

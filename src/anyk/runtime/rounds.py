@@ -153,6 +153,7 @@ class _Round:
         self.pending: set[int] = set()
         self.arrived: deque[Event] = deque()  # in the same breath as the reply that met the rule, and not yet looked at
         self.waiting: set[int] = set()  # busy with an earlier round
+        self.begun = False  # everybody who was free has been given a task
         self.relieved_at = 0.0
         self.patient = False  # the engine cannot start workers afresh
         self.standing_in: dict[int, int] = {}  # whose task a worker runs beside, or after, its own
@@ -169,7 +170,8 @@ class _Round:
 
     def tell(self, kind: Any, worker: int | None = None, detail: Any = None) -> None:
         if self.notify is not None:
-            self.notify(RoundEvent(kind, self.number, self.elapsed(), worker, detail))
+            now = self.workers.time()
+            self.notify(RoundEvent(kind, self.number, now - self.start, worker, detail, now))
 
     def fail(self, worker: int, reason: str, failure: Failure | None = None) -> None:
         self.run.failed[worker] = reason
@@ -217,9 +219,10 @@ class _Round:
                 free.append(worker)
         if self.waiting and not stop.possible(Progress((), set(free), 0.0, sufficient)):
             free = sorted(free + self.relieve(lambda who: stop.possible(Progress((), {*free, *who}, 0.0, sufficient))))
-        self.start = self.workers.time()
+        self.start = self.run.started = self.workers.time()
         self.tell("started", detail=len(self.who))
         self.submit(free)
+        self.begun = True
 
     def abandon(self) -> None:
         """Start everybody afresh who is at work, as far as the engine can; no listener is told, it may raise again."""
@@ -292,6 +295,8 @@ class _Round:
                 raise
             self.began[worker] = self.elapsed()
             self.pending.add(task)
+            if self.begun:
+                self.run.fed_at[worker] = self.elapsed()
             self.tell("submitted", worker)
 
     def back_up(self) -> bool:
@@ -333,7 +338,7 @@ class _Round:
             return self.free(worker)  # somebody has dropped it while it was at work
         if worker in self.ledger.busy and self.ledger.busy[worker] == event.token:
             self.free(worker)
-            self.tell("late", worker)
+            self.tell("late", worker, event.seconds)
             return True
         return False
 
@@ -384,7 +389,7 @@ class _Round:
         group[task] = reply
         if len(group) > len(self.best):
             self.best = group
-        self.tell("answered", task)
+        self.tell("answered", task, event.seconds)
 
     def occupied(self, worker: int) -> None:
         """Write down how long it was at work for this round; it is no more."""
@@ -616,4 +621,4 @@ def gather(
             current.abandon()
         raise
     finally:
-        current.tell("ended")
+        current.tell("ended", detail=current.run)

@@ -14,7 +14,7 @@ from .workers import Event, Failure, WorkersBase, whole
 
 __all__ = ["SimulatedWorkers"]
 
-_ROWS_KEPT = 256  # a worker more rounds behind than this gets fresh draws
+_BYTES_KEPT = 1 << 24  # of draws; a worker more rounds behind than these hold, two at least, gets fresh ones
 
 
 class SimulatedWorkers(WorkersBase):
@@ -24,7 +24,9 @@ class SimulatedWorkers(WorkersBase):
     ----------
     n : int
     latency : Latency
-        For example `Deterministic`, `ShiftedExponential` (default), `Pareto`, `LogNormal` or a recorded `Trace`.
+        For example `Deterministic`, `ShiftedExponential` (default), `Pareto`, `LogNormal`, `Markov`, `NodeFailures` or
+        a recorded `Trace`. A model may have a method ``back(workers, round)``: who is free again at the start of a
+        round though its earlier task was never answered.
     slowness : (n,) array, optional
         Factors on each worker's latencies: 2 is half as fast.
     seed : int or numpy.random.Generator
@@ -53,7 +55,9 @@ class SimulatedWorkers(WorkersBase):
             raise ValueError(f"slowness must hold {n} positive factors")
         self._rng = np.random.default_rng(seed)
         self._states: list[dict[str, Any]] = [{} for _ in range(n)]
-        self._tasks = [0] * n  # tasks that each worker has been given: its own count of rounds
+        self._tasks = [0] * n  # tasks that each worker has been given: its own count, where nobody counts rounds
+        self._begun = -1  # the latest round
+        self._silent: set[int] = set()  # drawn never to answer
         self._drawn: dict[int, NDArray[np.float64]] = {}
         self._queue: list[tuple[Any, ...]] = []
         self._generation = [0] * n
@@ -79,21 +83,39 @@ class SimulatedWorkers(WorkersBase):
             self._events.append(Event(token, worker, "lost", "the worker is gone"))
             return
         self._flying[worker] = token
-        seconds = self._draw(worker)
+        seconds = self._draw(worker, token)
+        if seconds == np.inf:
+            self._silent.add(worker)
         fn, args, seconds = _bend(fn, args, seconds)
         if np.isfinite(seconds):
             self._sequence += 1
             entry = (self._clock + seconds, self._sequence, self._generation[worker], worker, token, fn, args, seconds)
             heapq.heappush(self._queue, entry)
 
-    def _draw(self, worker: int) -> float:
-        round = self._tasks[worker]
-        self._tasks[worker] += 1
+    def _draw(self, worker: int, token: Any) -> float:
+        """The worker's latency in this round, which the third part of the core's tokens counts."""
+        if isinstance(token, tuple) and len(token) == 3 and isinstance(token[2], int):
+            round = token[2]
+            if round > self._begun:
+                self._begin(round)
+        else:
+            round = self._tasks[worker]
+            self._tasks[worker] += 1
         if round not in self._drawn:
             self._drawn[round] = self._latency.draw(self._rng, self._n, round) * self._slowness
-            if len(self._drawn) > _ROWS_KEPT:
+            if len(self._drawn) > max(2, _BYTES_KEPT // (8 * self._n)):
                 self._drawn.pop(min(self._drawn))
         return float(self._drawn[round][worker])
+
+    def _begin(self, round: int) -> None:
+        """Those whose silence is over are there again, empty."""
+        self._begun = round
+        back = getattr(self._latency, "back", None)
+        if back is None or not self._silent:
+            return
+        free = back(self._n, round)
+        for worker in sorted(worker for worker in self._silent if free[worker] and worker in self._flying):
+            self.drop(worker)
 
     def poll(self, timeout: float | None) -> list[Event]:
         """Advance the clock to the next answer, by at most `timeout`."""
@@ -134,6 +156,7 @@ class SimulatedWorkers(WorkersBase):
         """Forget the worker's task and state."""
         self._check_open()
         self._generation[worker] += 1
+        self._silent.discard(worker)
         self._states[worker] = {}
         token = self._flying.pop(worker, None)
         self._events = [event for event in self._events if event.worker != worker]

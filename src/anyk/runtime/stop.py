@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +122,22 @@ class All(StopRule):
         return not progress.pending
 
 
+class _Either(Set[int]):
+    """Those who have answered or may, not copied: asked for after every answer of thousands of workers."""
+
+    def __init__(self, responders: Collection[int], pending: Collection[int]) -> None:
+        self.responders, self.pending = responders, pending
+
+    def __len__(self) -> int:
+        return len(self.responders) + len(self.pending)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self.responders, self.pending)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self.responders or worker in self.pending
+
+
 @dataclass(frozen=True)
 class Sufficient(StopRule):
     """Stop at the first set of replies that the code can decode."""
@@ -131,7 +148,7 @@ class Sufficient(StopRule):
 
     def possible(self, progress: Progress) -> bool:
         """They would if all that are pending answered."""
-        return progress.sufficient([*progress.responders, *progress.pending])
+        return progress.sufficient(_Either(progress.responders, progress.pending))
 
 
 @dataclass(frozen=True, repr=False)
