@@ -172,7 +172,7 @@ def _forward(name: str, here: str, there: str) -> None:
     ours = _tun(name, here, there)
     if libc.unshare(_CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "unshare")
-    subprocess.run("ip link set lo up".split(), check=True)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     theirs = _tun(name, there, here)
     across = {ours: theirs, theirs: ours}
     share, delay, passed, lost = 0.0, 0.0, 0, 0
