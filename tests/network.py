@@ -92,7 +92,7 @@ def link() -> Iterator[Link]:
 def tiny_disk(folder: Path, kilobytes: int = 256) -> Iterator[Path]:
     """A file system of a few kilobytes, mounted on a new folder."""
     folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "anyk-test", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k,nr_inodes=64", "anyk-test", folder], check=True)
     try:
         yield folder
     finally:
@@ -100,10 +100,19 @@ def tiny_disk(folder: Path, kilobytes: int = 256) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> None:
-    """Leave not a byte on the disk."""
+    """Leave not a byte on the disk, and no room for one file more."""
     with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(b"\0" * 4096)
+    with contextlib.suppress(OSError):
+        for number in itertools.count():
+            (folder / f"filler{number}").touch()
+
+
+def free(folder: Path) -> None:
+    """Undo `fill`."""
+    for file in folder.glob("filler*"):
+        file.unlink()
 
 
 @contextlib.contextmanager

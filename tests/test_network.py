@@ -10,9 +10,11 @@ import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import anyk
 from anyk.errors import AnykError, TooFewResponders, TooFewWorkers
 from anyk.runtime.events import RoundEvent, Run
 from clusters import BIN, free_port, listening, processes, wait_until
-from network import Link, fill, link, little_memory, memory_is_limited, tiny_disk, why_not
+from network import Link, fill, free, link, little_memory, memory_is_limited, tiny_disk, why_not
 
 pytest.importorskip("distributed")
 import dask
@@ -306,23 +309,43 @@ def test_no_memory_for_local_workers() -> None:
 
 
 def test_a_full_disk(cluster: Cluster, tmp_path: Path) -> None:
-    """Of a worker that runs, which does not mind; and of one that has to start, which does."""
+    """With nowhere to write a log to: a worker that runs does not mind, nor does its nanny when it starts another."""
     with tiny_disk(tmp_path / "disk") as disk, open("/dev/full", "wb") as full:
-        first = cluster.worker(0, disk, stdout=full, stderr=full)
+        cluster.worker(0, disk, stdout=full, stderr=full)
         for index in range(1, N):
             cluster.worker(index)
         with dask_rounds(cluster) as (rounds, behind):
             fill(disk)
             rounds.every_kind(3)
-            rounds.until_all_answer()
-            os.kill(pid_of(rounds, behind[0]), signal.SIGKILL)
-            rounds.every_kind(5)
-            print(rounds.answering(), behind, first.poll())
-            (disk / "filler").unlink()
-            if first.poll() is not None:
-                cluster.worker(0, disk)
-            rounds.until_all_answer()
+            before = pid_of(rounds, behind[0])
+            os.kill(before, signal.SIGKILL)  # what it leaves is removed, and there is room for its successor's
             rounds.every_kind(3)
+            assert pid_of(rounds, behind[0]) != before
+            rounds.every_kind(3)
+
+
+def test_a_disk_that_is_full_from_the_start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Dask worker does not come up; whoever needs it is told, and the others serve."""
+    with tiny_disk(tmp_path / "disk") as disk:
+        fill(disk)
+        full = cluster.worker(0, disk, stderr=subprocess.PIPE)
+        assert b"No space left on device" in full.communicate(timeout=60)[1]
+        assert full.returncode != 0
+        for index in range(1, N):
+            cluster.worker(index)
+        with Client(cluster.address, timeout=30) as client:
+            client.wait_for_workers(N - 1, timeout=60)
+            with monkeypatch.context() as patched:
+                patched.setattr("anyk.runtime.dask._JOIN", 1.0)
+                with pytest.raises(TooFewWorkers, match="4 Dask workers are needed, and there are fewer"):
+                    DaskWorkers(client, N)
+            with DaskWorkers(client) as workers:
+                result = anyk.map(np.negative, [3.0], code=anyk.RepetitionCode(N - 1, 1), workers=workers)
+                assert np.array_equal(result.value, [-3.0])
+        free(disk)
+        cluster.worker(0, disk)
+        with dask_rounds(cluster) as (rounds, _):
+            rounds.until_all_answer()
 
 
 TRAINING = """
@@ -444,3 +467,43 @@ def test_the_scheduler_is_killed_and_started_again(cluster: Cluster) -> None:
             except AnykError:
                 time.sleep(0.2)
         rounds.every_kind(3)
+
+
+@pytest.fixture
+def ray_behind_a_link() -> Iterator[Link]:
+    """A Ray cluster of two nodes, two CPUs each: one here, which this process joins, and one behind a link."""
+    pytest.importorskip("ray")
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="anyk")  # its sockets need a short path
+    port = free_port()
+    hasty = {"RAY_health_check_timeout_ms": "2000", "RAY_health_check_period_ms": "1000"}
+    hasty["RAY_health_check_failure_threshold"] = "3"
+    with link() as broken, processes() as start:
+        here = [BIN / "ray", "start", "--head", "--port", port, "--node-ip-address", broken.here]
+        here += ["--include-dashboard", "false", "--temp-dir", folder, "--num-cpus", 2, "--block"]
+        start(*here, env=hasty)
+        wait_until(lambda: listening(port, broken.here))
+        there = [BIN / "ray", "start", "--address", f"{broken.here}:{port}", "--node-ip-address", broken.there]
+        start(*broken.inside(*there, "--num-cpus", 2, "--block"), env=hasty)
+        try:
+            ray.init(f"{broken.here}:{port}", log_to_driver=False, logging_level="ERROR", _node_ip_address=broken.here)
+            wait_until(lambda: ray.cluster_resources().get("CPU") == N)
+            yield broken
+        finally:
+            ray.shutdown()
+            for process in psutil.process_iter(["cmdline"]):
+                if any(folder in part for part in process.info["cmdline"] or ()):
+                    process.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_ray(ray_behind_a_link: Link) -> None:
+    """Memory; then the link of one node, which two workers share, cut in mid-round."""
+    from anyk.runtime.ray import RayWorkers
+
+    with RayWorkers(N) as workers:
+        rounds = Rounds(workers)
+        rounds.every_kind()
+        without_memory(rounds, 0)
