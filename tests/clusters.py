@@ -63,10 +63,10 @@ def wait_until(condition: Any, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def listening(port: int) -> bool:
+def listening(port: int, host: str = "127.0.0.1") -> bool:
     """Whether somebody answers there."""
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 def mpiexec(

@@ -14,7 +14,7 @@ import pytest
 
 import anyk
 from anyk.engine_laws import check_workers
-from anyk.errors import TooFewWorkers, WorkersClosed
+from anyk.errors import TooFewResponders, TooFewWorkers, WorkersClosed
 from clusters import BIN, free_port, processes, wait_until
 
 pytest.importorskip("distributed")
@@ -210,3 +210,27 @@ def test_a_cluster_started_by_hand(tmp_path: Any) -> None:
                     return len(anyk.map(abs, [3.0], code=code, workers=workers, stop=anyk.All()).run.responders)
 
                 wait_until(lambda: answering() == 3)
+
+
+def test_a_client_that_is_closed_under_its_workers(cluster: Any) -> None:
+    """With its event loop, where that is its own, and in the middle of a round: named errors, and nobody hangs."""
+    code = anyk.RepetitionCode(N, 1)
+    with Client(cluster.scheduler_address) as own, Client(cluster) as shared:
+        for client in (own, shared):
+            workers = DaskWorkers(client)
+
+            def close(event: Any, client: Client = client) -> None:
+                if event.kind == "answered":
+                    client.close()
+
+            faults = dict.fromkeys(range(1, N), anyk.Hang())
+            with pytest.raises(TooFewResponders, match="the Dask client is closed"):
+                anyk.map(
+                    np.negative, [1.0], code=code, workers=workers, stop=anyk.FirstK(N), faults=faults, on_event=close
+                )
+            for _ in range(2):
+                with pytest.raises(TooFewResponders, match="the Dask client is closed"):
+                    anyk.map(np.negative, [1.0], code=code, workers=workers)
+            workers.close()
+            with pytest.raises(TooFewWorkers, match="the Dask client is closed"):
+                DaskWorkers(client)

@@ -45,6 +45,8 @@ _JOIN = 30.0  # seconds that workers may take to be there at first
 _BACK = 10.0  # seconds that another may take to be there in the place of one that was lost
 _NOTICE = 0.5  # seconds that the scheduler may take to notice a death
 _GRACE = 5.0  # seconds that restarts may take when the workers are closed
+_OVER = ("closing", "closed")  # what becomes of a client that was closed, or did not find its scheduler again
+_GONE = "the Dask client is closed, or has lost its scheduler for good"
 
 
 class _Host:
@@ -155,13 +157,15 @@ class DaskWorkers(WorkersBase):
         self._owned = ExitStack()
         each = whole(per_worker)
         wanted = None if n is None else whole(n)
+        if client.status in _OVER:
+            raise TooFewWorkers(f"{_GONE}: make another")
         if wanted is not None:
             _wait_for(client, -(-wanted // each))
-        there = list(client.scheduler_info(n_workers=-1)["workers"])
-        count = wanted if wanted is not None else each * len(there)
+        count = wanted if wanted is not None else each * _present(client)
         if count == 0:
             raise TooFewWorkers("the Dask cluster has no workers: start some, or pass n= to wait for them")
         self._inbox: queue.SimpleQueue[tuple[int, int, str, Any]] = queue.SimpleQueue()
+        self._client, self._over = client, False
         self._outbox = Outbox(count)
         self._lives = [0] * count  # incarnations; what comes from an earlier one is stale
         self._tokens: list[Any] = [None] * count
@@ -198,8 +202,10 @@ class DaskWorkers(WorkersBase):
         end, reason = time.monotonic() + _JOIN, ""
         while len(there) < len(self):
             try:
-                worker, _, kind, value = self._inbox.get(timeout=max(0.0, end - time.monotonic()))
+                worker, _, kind, value = self._inbox.get(timeout=max(0.0, min(end - time.monotonic(), SLICE)))
             except queue.Empty:
+                if time.monotonic() < end and self._client.status not in _OVER:
+                    continue
                 raise TooFewWorkers(
                     f"{len(there)} of {len(self)} workers were there after {_JOIN:.0f} s{reason}"
                 ) from None
@@ -241,6 +247,10 @@ class DaskWorkers(WorkersBase):
                 events += self._heard(*self._inbox.get(block=wait > 0, timeout=wait or None))
                 while True:
                     events += self._heard(*self._inbox.get_nowait())
+            if self._client.status in _OVER and not self._over:  # its event loop will say nothing more
+                self._over, self._lost = True, [True] * len(self)
+                events += [Event(token, worker, "lost", _GONE) for worker, token in enumerate(self._tokens)]
+                self._tokens = [None] * len(self)
             if events or time.monotonic() >= end:
                 return events
 
@@ -262,6 +272,8 @@ class DaskWorkers(WorkersBase):
     def drop(self, worker: int, restart: bool = True) -> bool:
         """Leave the actor to itself, or have its process restarted; False where nothing can take a lost one's place."""
         self._check_open()
+        if restart and self._client.status in _OVER:
+            return False
         if restart and self._lost[worker] and not self._crew.replaceable():
             return False
         self._lives[worker] += 1
@@ -289,6 +301,16 @@ def _wait_for(client: Client, count: int) -> None:
         client.wait_for_workers(count, timeout=_JOIN)
     except TimeoutError as error:
         raise TooFewWorkers(f"{count} Dask workers are needed, and there are fewer after {_JOIN:.0f} s") from error
+    except OSError as error:
+        raise TooFewWorkers(f"the Dask scheduler does not answer: {error}") from error
+
+
+def _present(client: Client) -> int:
+    """How many Dask workers there are."""
+    try:
+        return len(client.scheduler_info(n_workers=-1)["workers"])
+    except OSError as error:
+        raise TooFewWorkers(f"the Dask scheduler does not answer: {error}") from error
 
 
 class _Member:
@@ -318,6 +340,7 @@ class _Crew:
         self._restarting: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[Any] | None = None
         self._changed: asyncio.Event | None = None
+        self._over = False
 
     # -- from the caller's thread -------------------------------------------------------------------------------------
 
@@ -343,13 +366,20 @@ class _Crew:
             answer.set_result(found or any(end > now for end in self._expected))
 
         self._client.loop.add_callback(look)
-        return answer.result()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return answer.result(SLICE)
+            if self._client.status in _OVER:  # its loop may have stopped
+                return False
 
     def close(self) -> None:
         """Release all actors; restarts that have begun are waited for, since others may come to that process."""
         done = threading.Event()
+        if not self._client.loop.asyncio_loop.is_running():
+            return
 
         async def end() -> None:
+            self._over = True
             for task in (*self._tasks - self._restarting, self._watcher):
                 if task is not None:
                     task.cancel()
@@ -381,17 +411,11 @@ class _Crew:
     async def _watch(self) -> None:
         """Keep the list of Dask workers, lose members whose worker is gone, and place those that are vacant."""
         assert self._changed is not None
-        while True:
-            try:
-                there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-            except Exception as error:
-                if self._client.status in ("closed", "closing"):
-                    for worker, member in enumerate(self._members):
-                        if member.address is not None:
-                            self._lose(worker, f"the connection to the scheduler is closed ({error})")
-                there = self._dask
-            else:
-                self._update(there)
+        while not self._over:  # asyncio.wait_for may swallow a cancellation
+            with contextlib.suppress(Exception):  # the client looks for its scheduler, as long as its timeout allows
+                self._update((await self._client.scheduler.identity(n_workers=-1))["workers"])
+            if self._client.status in _OVER:  # `poll` has noticed
+                return
             self._fill()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), 0.1 if self._vacant else 1.0)
@@ -487,6 +511,8 @@ class _Crew:
         member.hired = None  # with it go the actor and its future, and Dask deletes the actor
 
     def _lose(self, worker: int, reason: str, kind: str = "lost") -> None:
+        if self._client.status in _OVER:
+            return  # `poll` says so, of all
         member = self._members[worker]
         self._release(member)
         member.address = None

@@ -1,0 +1,509 @@
+"""Faults over the wire: links that are cut, slow or lossy, full disks, no memory, killed masters and schedulers.
+
+Every result of every round that returns is compared with the truth; a round may fail with an error of anyk's only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import anyk
+from anyk.errors import AnykError, TooFewResponders, TooFewWorkers
+from anyk.runtime.events import RoundEvent, Run
+from clusters import BIN, free_port, listening, processes, wait_until
+from network import Link, fill, free, link, little_memory, memory_is_limited, tiny_disk, why_not
+
+pytest.importorskip("distributed")
+import dask
+from distributed import Client
+
+from anyk.runtime.dask import TUNED, DaskWorkers
+
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.timeout(120),
+    # Dask's own: sockets and loops that it leaves to the garbage collector, mostly of processes that were killed.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*:UserWarning:distributed"),
+]
+N = 4
+BRISK = {"distributed.comm.timeouts.tcp": "11s", "distributed.comm.timeouts.connect": "11s"}  # 30 s by default
+MATRIX = np.arange(48.0).reshape(8, 6) % 7
+BLOCKS = np.arange(60_000.0).reshape(2, 30_000) % 11  # some 200 packets to each worker
+PARTS = [np.arange(12.0).reshape(3, 4) + part for part in range(N)]
+
+
+class Rounds:
+    """Rounds of all kinds, no two with the same answer; all that return are compared with the truth."""
+
+    def __init__(self, workers: anyk.Workers) -> None:
+        self.workers, self.step, self.late = workers, 0, 0
+        self.operator = anyk.CodedOperator(MATRIX, anyk.SystematicMDSCode(N, 3), workers, on_event=self._hear)
+
+    def _hear(self, event: RoundEvent) -> None:
+        self.late += event.kind == "late"
+
+    def map(self, task: Callable[[], Any] | None = None, **options: Any) -> Run:
+        """Any two of four workers do; each calls `task` first."""
+        self.step += 1
+        factor = float(self.step)
+
+        def scaled(block: Any) -> Any:
+            if task is not None:
+                task()
+            return factor * block
+
+        options.setdefault("on_event", self._hear)
+        result = anyk.map(scaled, BLOCKS, code=anyk.LagrangeCode(N, 2), workers=self.workers, **options)
+        assert np.allclose(result.value, factor * BLOCKS, rtol=1e-9, atol=1e-9)
+        return result.run
+
+    def every_kind(self, times: int = 1) -> None:
+        """As many maps, sums and products, which bear the loss of one worker."""
+        for _ in range(times):
+            self.map()
+            power = self.step
+            total = anyk.sum(
+                lambda part, shift: (part + shift) ** 2, PARTS, workers=self.workers, args=(power,), on_event=self._hear
+            )
+            assert np.allclose(total.value, sum((part + power) ** 2 for part in PARTS), rtol=1e-9)
+            vector = np.arange(6.0) + power
+            assert np.allclose(self.operator @ vector, MATRIX @ vector, rtol=1e-9, atol=1e-9)
+
+    def answering(self) -> tuple[int, ...]:
+        """Who answers, when all who are alive are waited for."""
+        return self.map(stop=anyk.All()).responders
+
+    def until_all_answer(self) -> None:
+        wait_until(lambda: len(self.answering()) == N)
+
+
+def devour(victim: int) -> Callable[[], None]:
+    """A task that takes memory without end, in one process."""
+
+    def task() -> None:
+        if os.getpid() == victim:
+            np.ones(1 << 30)  # 8 GB
+
+    return task
+
+
+class Cluster:
+    """A Dask scheduler here, and workers behind links, all started by their command lines."""
+
+    def __init__(self, start: Any, links: list[Link], folder: Path) -> None:
+        self.start, self.links, self.folder = start, links, folder
+        self.port = free_port()
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.environment = {
+            "DASK_" + key.replace(".", "__").replace("-", "_").upper(): str(value)
+            for key, value in (TUNED | BRISK).items()
+        }
+        self.scheduler = self.schedule()
+
+    def schedule(self) -> subprocess.Popen[bytes]:
+        """Start a scheduler."""
+        command = [BIN / "dask", "scheduler", "--port", self.port, "--no-dashboard"]
+        started: subprocess.Popen[bytes] = self.start(*command, env=self.environment, cwd=self.folder)
+        wait_until(lambda: listening(self.port))
+        return started
+
+    def worker(self, index: int, directory: Path | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a worker, with its nanny, behind a link."""
+        link = self.links[index]
+        command = [
+            BIN / "dask", "worker", f"tcp://{link.here}:{self.port}", "--host", link.there, "--nthreads", 1,
+            "--memory-limit", 0, "--no-dashboard", "--local-directory", directory or self.folder / str(index),
+        ]  # fmt: skip
+        started: subprocess.Popen[bytes] = self.start(*link.inside(*command), env=self.environment, **options)
+        return started
+
+    def workers(self) -> list[subprocess.Popen[bytes]]:
+        """Start one behind each link."""
+        return [self.worker(index) for index in range(len(self.links))]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A scheduler, and links that are whole; no worker as yet."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set(TUNED | BRISK))
+        links = [stack.enter_context(link()) for _ in range(N)]
+        yield Cluster(stack.enter_context(processes()), links, tmp_path)
+
+
+@contextlib.contextmanager
+def dask_rounds(cluster: Cluster, timeout: float = 30) -> Iterator[tuple[Rounds, list[int]]]:
+    """Rounds with the workers of a cluster, and which of them runs behind each link."""
+    with Client(cluster.address, timeout=timeout, direct_to_workers=True) as client:
+        client.wait_for_workers(N, timeout=60)
+        with DaskWorkers(client) as workers:
+            rounds = Rounds(workers)
+            rounds.every_kind()
+            addresses = [str(member.address) for member in workers._crew._members]
+            places = [f"//{one.there}:" for one in cluster.links]
+            yield rounds, [next(i for i, address in enumerate(addresses) if place in address) for place in places]
+
+
+def cut_at_first_answer(rounds: Rounds, broken: Link, victim: int, **options: Any) -> Run:
+    """A round in the middle of which a link is cut."""
+
+    def cut(event: RoundEvent) -> None:
+        if event.kind == "answered" and event.worker != victim:
+            broken.cut()
+
+    return rounds.map(faults={victim: anyk.Slow(1.0)}, on_event=cut, **options)
+
+
+def test_a_link_is_cut(cluster: Cluster) -> None:
+    """In mid-round, and stays so: nothing is lost. The Dask worker ends; another one takes its place."""
+    started = cluster.workers()
+    with dask_rounds(cluster) as (rounds, behind):
+        run = cut_at_first_answer(rounds, cluster.links[1], behind[1])
+        assert behind[1] not in run.responders
+        rounds.every_kind(3)
+        assert behind[1] not in rounds.answering()  # this waits until Dask notices, after its timeout
+        rounds.every_kind(3)
+        assert started[1].wait(60) is not None  # it does not look for the scheduler any more
+        cluster.links[1].heal()
+        cluster.worker(1)
+        rounds.until_all_answer()
+        rounds.every_kind(3)
+
+
+def test_a_link_is_cut_while_all_are_waited_for(cluster: Cluster) -> None:
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, behind):
+        run = cut_at_first_answer(rounds, cluster.links[2], behind[2], stop=anyk.All())
+        assert len(run.responders) == N - 1
+        assert run.failed[behind[2]].startswith("lost: ")
+        rounds.every_kind(3)
+
+
+def test_a_link_is_cut_and_healed(cluster: Cluster) -> None:
+    """The reply that was sent into the cut link arrives in a later round, and counts for none."""
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, behind):
+        run = cut_at_first_answer(rounds, cluster.links[1], behind[1])
+        assert behind[1] not in run.responders
+        time.sleep(3)
+        before, rounds.late = rounds.step, 0
+        cluster.links[1].heal()
+        while not rounds.late and rounds.step < before + 500:
+            assert behind[1] not in rounds.map().responders or rounds.late
+            time.sleep(0.05)
+        assert rounds.late
+        rounds.until_all_answer()
+        rounds.every_kind(3)
+
+
+def test_all_links_are_cut_and_healed(cluster: Cluster) -> None:
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, _):
+        for one in cluster.links:
+            one.cut()
+        timer = threading.Timer(3, lambda: [one.heal() for one in cluster.links])
+        timer.start()
+        rounds.every_kind()
+        timer.join()
+        rounds.until_all_answer()
+        rounds.every_kind(3)
+
+
+def test_links_are_slow(cluster: Cluster) -> None:
+    """300 ms each way: of one, then of all."""
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, _):
+        cluster.links[0].delay(0.3)
+        rounds.every_kind(5)
+        rounds.until_all_answer()
+        for one in cluster.links:
+            one.delay(0.3)
+        rounds.every_kind(2)
+        rounds.until_all_answer()
+
+
+def test_links_lose_packets(cluster: Cluster) -> None:
+    """5 % each way, of all."""
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, _):
+        for seed, one in enumerate(cluster.links):
+            one.lose(0.05, seed)
+        rounds.every_kind(10)
+        rounds.until_all_answer()
+        assert all(one.counts()[1] > 10 for one in cluster.links)
+        for one in cluster.links:
+            one.heal()
+        rounds.until_all_answer()
+
+
+def pid_of(rounds: Rounds, worker: int) -> int:
+    """Of a worker's process."""
+
+    def look() -> Callable[..., Any]:  # travels by value: workers cannot import this module
+        return lambda state: os.getpid()
+
+    rounds.until_all_answer()  # nobody is at work after that
+    rounds.workers.submit(worker, "pid", look())
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for event in rounds.workers.poll(1.0):
+            if event.token == "pid" and event.kind == "ok":
+                return int(event.value)
+    raise AssertionError("waited in vain")
+
+
+def without_memory(rounds: Rounds, victim: int) -> None:
+    """A limit that makes the task fail, which its worker survives; one at which the kernel kills the process."""
+    before = pid_of(rounds, victim)
+    limits = resource.prlimit(before, resource.RLIMIT_AS)
+    resource.prlimit(before, resource.RLIMIT_AS, (4 << 30, limits[1]))
+    run = rounds.map(devour(before), stop=anyk.All())
+    assert "MemoryError" in run.failed[victim]
+    resource.prlimit(before, resource.RLIMIT_AS, limits)
+    assert pid_of(rounds, victim) == before
+    with contextlib.ExitStack() as stack:
+        if memory_is_limited():
+            stack.enter_context(little_memory([before], 600))
+            run = rounds.map(devour(before), stop=anyk.All())
+        else:
+            run = rounds.map(
+                lambda: os.kill(before, signal.SIGKILL) if os.getpid() == before else None, stop=anyk.All()
+            )
+        assert run.failed[victim].startswith("lost: ")
+        rounds.every_kind(3)
+    assert pid_of(rounds, victim) != before
+    rounds.every_kind(3)
+
+
+def test_no_memory(cluster: Cluster) -> None:
+    cluster.workers()
+    with dask_rounds(cluster) as (rounds, behind):
+        without_memory(rounds, behind[3])
+
+
+def test_no_memory_for_local_workers() -> None:
+    with anyk.LocalWorkers(N) as workers:
+        rounds = Rounds(workers)
+        rounds.every_kind()
+        without_memory(rounds, 3)
+
+
+def test_a_full_disk(cluster: Cluster, tmp_path: Path) -> None:
+    """With nowhere to write a log to: a worker that runs does not mind, nor does its nanny when it starts another."""
+    with tiny_disk(tmp_path / "disk") as disk, open("/dev/full", "wb") as full:
+        cluster.worker(0, disk, stdout=full, stderr=full)
+        for index in range(1, N):
+            cluster.worker(index)
+        with dask_rounds(cluster) as (rounds, behind):
+            fill(disk)
+            rounds.every_kind(3)
+            before = pid_of(rounds, behind[0])
+            os.kill(before, signal.SIGKILL)  # what it leaves is removed, and there is room for its successor's
+            rounds.every_kind(3)
+            assert pid_of(rounds, behind[0]) != before
+            rounds.every_kind(3)
+
+
+def test_a_disk_that_is_full_from_the_start(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Dask worker does not come up; whoever needs it is told, and the others serve."""
+    with tiny_disk(tmp_path / "disk") as disk:
+        fill(disk)
+        full = cluster.worker(0, disk, stderr=subprocess.PIPE)
+        assert b"No space left on device" in full.communicate(timeout=60)[1]
+        assert full.returncode != 0
+        for index in range(1, N):
+            cluster.worker(index)
+        with Client(cluster.address, timeout=30) as client:
+            client.wait_for_workers(N - 1, timeout=60)
+            with monkeypatch.context() as patched:
+                patched.setattr("anyk.runtime.dask._JOIN", 1.0)
+                with pytest.raises(TooFewWorkers, match="4 Dask workers are needed, and there are fewer"):
+                    DaskWorkers(client, N)
+            with DaskWorkers(client) as workers:
+                result = anyk.map(np.negative, [3.0], code=anyk.RepetitionCode(N - 1, 1), workers=workers)
+                assert np.array_equal(result.value, [-3.0])
+        free(disk)
+        cluster.worker(0, disk)
+        with dask_rounds(cluster) as (rounds, _):
+            rounds.until_all_answer()
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import anyk
+from anyk.training import Network, Training, partition_samples
+
+where, checkpoint, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+rng = np.random.default_rng(5)
+x = rng.standard_normal((400, 6))
+labels = (x @ rng.standard_normal((6, 3))).argmax(axis=1)
+code = anyk.GroupCode(workers=4, partitions=4, replicas=2, stragglers=1)
+with anyk.connect(where, 4) as workers:
+    parts = partition_samples(labels, 4)
+    training = Training(Network((6, 8, 3)), x, labels, parts, code, workers, rate=0.2, batch=20, seed=3)
+    if checkpoint.exists():
+        training.load(checkpoint)
+    print("start", training.round, flush=True)
+    while training.round < rounds:
+        training.step(stop=anyk.All())
+        training.save(checkpoint)
+        print("round", training.round, flush=True)
+"""
+ROUNDS = 40
+
+
+def train(where: str, folder: Path, kills: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """The last checkpoint of a training that is killed shortly after these rounds, and where it began each time."""
+    folder.mkdir()
+    script, checkpoint = folder / "train.py", folder / "weights.npz"
+    script.write_text(TRAINING)
+    begins = []
+    chance = random.Random(len(kills))
+    for kill in [*kills, None]:
+        master = subprocess.Popen(
+            [sys.executable, script, where, checkpoint, str(ROUNDS)], stdout=subprocess.PIPE, text=True
+        )
+        with master:
+            assert master.stdout is not None
+            try:
+                for line in master.stdout:
+                    word, number = line.split()
+                    if word == "start":
+                        begins.append(int(number))
+                    elif int(number) == kill:
+                        time.sleep(chance.random() * 0.02)
+                        break
+            finally:
+                if kill is not None:
+                    master.kill()
+        assert master.returncode == (0 if kill is None else -signal.SIGKILL)
+    with np.load(checkpoint) as saved:
+        return {name: saved[name] for name in saved.files}, begins
+
+
+@pytest.mark.parametrize("engine", ["local", "dask"])
+def test_a_master_is_killed(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """With SIGKILL, three times: the weights are those of a training without disturbance, to the last bit."""
+    where = "local://4"
+    if engine == "dask":
+        cluster = request.getfixturevalue("cluster")
+        cluster.workers()
+        where = f"dask://127.0.0.1:{cluster.port}"
+    whole, _ = train(where, tmp_path / "whole", [])
+    pieces, begins = train(where, tmp_path / "pieces", [7, 8, 25])
+    assert begins[0] == 0
+    assert all(begin >= kill for begin, kill in zip(begins[1:], [7, 8, 25], strict=True))
+    assert begins[-1] < ROUNDS
+    assert whole.keys() == pieces.keys()
+    assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
+
+
+def test_the_scheduler_is_killed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In mid-round: rounds fail by their name when Dask gives up; nothing is wrong, nothing hangs."""
+    cluster.workers()
+    with dask_rounds(cluster, timeout=12) as (rounds, behind):
+
+        def kill(event: RoundEvent) -> None:
+            if event.kind == "answered":
+                cluster.scheduler.kill()
+
+        with contextlib.suppress(AnykError):  # those that have answered may suffice
+            rounds.map(faults={behind[0]: anyk.Slow(1.0)}, on_event=kill, stop=anyk.All())
+        failed: list[AnykError] = []
+        while len(failed) < 5:
+            try:
+                rounds.every_kind()
+            except AnykError as error:
+                failed.append(error)
+        assert all(isinstance(error, TooFewResponders) for error in failed)
+        assert "the Dask client is closed, or has lost its scheduler" in str(failed[-1])
+        with pytest.raises(TooFewWorkers, match="the Dask client is closed, or has lost its scheduler"):
+            DaskWorkers(rounds.workers._client)  # type: ignore[attr-defined]
+    monkeypatch.setattr("anyk.runtime.dask._JOIN", 1.0)
+    with pytest.raises(TooFewWorkers, match="no Dask scheduler answers"):
+        anyk.map(abs, [1.0], workers=f"dask://127.0.0.1:{cluster.port}")
+
+
+def test_the_scheduler_is_killed_and_started_again(cluster: Cluster) -> None:
+    """Within the client's timeout, with new workers: the same `DaskWorkers` serve again."""
+    started = cluster.workers()
+    with dask_rounds(cluster, timeout=60) as (rounds, _):
+        cluster.scheduler.kill()
+        cluster.scheduler.wait()
+        for process in started:
+            process.wait(60)  # workers end with their scheduler
+        cluster.schedule()
+        cluster.workers()
+        end = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < end
+            try:
+                if len(rounds.answering()) == N:
+                    break
+            except AnykError:
+                time.sleep(0.2)
+        rounds.every_kind(3)
+
+
+@pytest.fixture
+def ray_behind_a_link() -> Iterator[Link]:
+    """A Ray cluster of two nodes, two CPUs each: one here, which this process joins, and one behind a link."""
+    pytest.importorskip("ray")
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="anyk")  # its sockets need a short path
+    port = free_port()
+    hasty = {"RAY_health_check_timeout_ms": "2000", "RAY_health_check_period_ms": "1000"}
+    hasty["RAY_health_check_failure_threshold"] = "3"
+    with link() as broken, processes() as start:
+        here = [BIN / "ray", "start", "--head", "--port", port, "--node-ip-address", broken.here]
+        here += ["--include-dashboard", "false", "--temp-dir", folder, "--num-cpus", 2, "--block"]
+        start(*here, env=hasty)
+        wait_until(lambda: listening(port, broken.here))
+        there = [BIN / "ray", "start", "--address", f"{broken.here}:{port}", "--node-ip-address", broken.there]
+        start(*broken.inside(*there, "--num-cpus", 2, "--block"), env=hasty)
+        try:
+            ray.init(f"{broken.here}:{port}", log_to_driver=False, logging_level="ERROR", _node_ip_address=broken.here)
+            wait_until(lambda: ray.cluster_resources().get("CPU") == N)
+            yield broken
+        finally:
+            ray.shutdown()
+            for process in psutil.process_iter(["cmdline"]):
+                if any(folder in part for part in process.info["cmdline"] or ()):
+                    process.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_ray(ray_behind_a_link: Link) -> None:
+    """Memory; then the link of one node, which two workers share, cut in mid-round."""
+    from anyk.runtime.ray import RayWorkers
+
+    with RayWorkers(N) as workers:
+        rounds = Rounds(workers)
+        rounds.every_kind()
+        without_memory(rounds, 0)
