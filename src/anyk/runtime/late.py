@@ -64,10 +64,9 @@ class Backup:
     >>> import anyk
     >>> with anyk.ThreadWorkers(5) as workers:  # the fifth is to spare
     ...     slow = {2: anyk.Slow(1)}
-    ...     result = anyk.map(
-    ...         abs, [-1.0, 2, -3, 4], code=anyk.UncodedCode(4, 4), workers=workers, late=Backup(), faults=slow
-    ...     )
-    >>> result.value, sorted(result.run.backups)
+    ...     code = anyk.UncodedCode(4, 4)
+    ...     result = anyk.map(abs, [-1.0, 2, -3, 4], code=code, workers=workers, late=anyk.Backup(), faults=slow)
+    >>> [float(value) for value in result.value], sorted(result.run.backups)
     ([1.0, 2.0, 3.0, 4.0], [2])
     """
 

@@ -10,6 +10,7 @@ after it, as typed buffers of at most a gigabyte each, the large arrays; what a 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import math
@@ -39,7 +40,7 @@ except ImportError as error:
 __all__ = ["MPIWorkers", "main", "serve"]
 
 _TASK, _REPLY, _BODY = 7301, 7302, 7303  # tags
-_RUN, _RESET, _QUIT = range(3)
+_RUN, _RESET, _QUIT, _LEAVE = range(4)
 _ORDER = struct.Struct(
     "<BQII"
 )  # kind, sequence, bytes of the message, number of buffers; then their sizes, the message
@@ -87,8 +88,9 @@ def serve(comm: MPI.Comm | None = None) -> None:
             if kind == _RESET:
                 desk = Desk()
                 continue
-            if kind == _QUIT:
+            if kind in (_QUIT, _LEAVE):
                 MPI.Request.Waitall(sending[0])
+                _unfinished.extend([0] if kind == _LEAVE else [])
                 comm.Send([_ANSWER.pack(sequence, 0, False), MPI.BYTE], 0, _REPLY)
                 return
             header, arrays = desk.run(bytes(frame[len(frame) - length :]), [buffer.data for buffer in buffers])
@@ -158,7 +160,7 @@ class MPIWorkers(WorkersBase):
     """The ranks of an MPI job as workers; made on rank 0, while the others `serve`.
 
     A rank cannot be started afresh, so `drop` is refused: stragglers are skipped until they are free. If a rank dies,
-    MPI itself ends the whole job, with two exceptions: Open MPI 5 under ``mpiexec --with-ft ulfm`` goes on without it.
+    MPI itself ends the whole job, except under Open MPI 5's ``mpiexec --with-ft ulfm``, where it goes on without it.
 
     Parameters
     ----------
@@ -332,13 +334,28 @@ def _progress(known: _Rank) -> None:
 
 # -- starting and ending ----------------------------------------------------------------------------------------------
 
+_unfinished: list[
+    int
+] = []  # the exit status, where ranks may have died: MPI_Finalize sometimes waits for them for ever
+
+
+@atexit.register
+def _leave() -> None:
+    """End without MPI_Finalize, which would come next."""
+    if _unfinished:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_unfinished[0])
+
 
 def _quit(comm: MPI.Comm, status: int) -> None:
     """End the other ranks; those that do not end by themselves are ended with the whole job."""
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     waiting = {rank for rank in range(1, comm.Get_size()) if _known(rank).lost is None}
     requests = []
-    frames = {rank: _ORDER.pack(_QUIT, next(numbers), 0, 0) for rank in waiting}
+    mortal = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1" or len(waiting) < comm.Get_size() - 1  # noqa: SIM112
+    _unfinished.extend([status] if mortal else [])
+    frames = {rank: _ORDER.pack(_LEAVE if mortal else _QUIT, next(numbers), 0, 0) for rank in waiting}
     for rank, frame in frames.items():
         with contextlib.suppress(MPI.Exception):
             requests.append(comm.Isend([frame, MPI.BYTE], rank, _TASK))
