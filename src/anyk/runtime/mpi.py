@@ -18,9 +18,11 @@ import os
 import runpy
 import struct
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,14 +148,108 @@ class _Rank:
 
     def __init__(self) -> None:
         self.owner: MPIWorkers | None = None
-        self.sequence = 0  # of the task in flight
+        self.worker = 0  # which one of its owner's
+        self.sequence = 0  # of the task in flight, or 0
         self.token: Any = None
         self.sending: list[tuple[list[Any], Any]] = []
-        self.incoming: _Incoming | None = None
+        self.incoming: deque[_Incoming] = deque()
         self.lost: str | None = None
+        self.quit = 0  # the sequence of the order to end, once it has been obeyed
+
+    def tell(self, kind: Literal["ok", "error", "lost"], value: Any, seconds: float | None = None) -> None:
+        """Its owner, if it has been given a task."""
+        if self.owner is not None and self.sequence:
+            self.owner._events.append(Event(self.token, self.worker, kind, value, seconds))
+            self.owner._busy.discard(self.worker)
+        self.sequence = 0
+
+    def progress(self) -> None:
+        """Let go of what has been sent, hand on replies whose arrays have all come."""
+        while self.sending and MPI.Request.Testall(self.sending[0][0]):
+            self.sending.pop(0)
+        while self.incoming and self.incoming[0].complete():
+            done = self.incoming.popleft()
+            if done.sequence == self.sequence:
+                event = reply.event(self.token, self.worker, [done.header, *done.buffers])
+                self.tell("ok" if event.kind == "ok" else "error", event.value, event.seconds)
 
 
-_ranks: dict[int, _Rank] = {}
+_ranks: dict[tuple[int, int], _Rank] = {}  # by communicator and rank
+_hearing = threading.Lock()
+
+
+def _known(comm: MPI.Comm, rank: int) -> _Rank:
+    return _ranks.setdefault((comm.py2f(), rank), _Rank())
+
+
+def _hear(comm: MPI.Comm, busy: Iterable[int]) -> None:
+    """Receive what has come, whoever's workers have sent it; `busy` are the ranks of which something is expected.
+
+    One look for all, since each may yield the processor. MPI refuses that as soon as a rank has died: then those that
+    are expected are looked at one by one, which tells whose end it was.
+    """
+    with _hearing:
+        try:
+            while _receive(comm, MPI.ANY_SOURCE):
+                pass
+            alone = False
+        except MPI.Exception:
+            alone = True
+        for rank in busy:
+            known = _known(comm, rank)
+            try:
+                if alone:
+                    _receive(comm, rank)
+                known.progress()
+            except reply.Malformed as error:
+                known.incoming.popleft()
+                known.tell("error", reply.malformed(error))
+            except MPI.Exception as error:
+                known.lost = f"rank {rank}: {error}"
+                known.tell("lost", known.lost)
+
+
+def _receive(comm: MPI.Comm, source: int) -> bool:
+    """One frame, if there is one."""
+    status = MPI.Status()
+    message = comm.Improbe(source, _REPLY, status)
+    if message is None:
+        return False
+    rank, size = status.Get_source(), status.Get_count(MPI.BYTE)
+    try:
+        if not _ANSWER.size <= size <= reply.MAX_TEXT + LARGE + _ANSWER.size:
+            raise reply.Malformed(f"its frame has {size} bytes")
+        frame = bytearray(size)
+        message.Recv([frame, MPI.BYTE])
+        _open(comm, rank, memoryview(frame).toreadonly())
+    except reply.Malformed as error:
+        _known(comm, rank).tell("error", reply.malformed(error))
+    return True
+
+
+def _open(comm: MPI.Comm, rank: int, frame: memoryview) -> None:
+    known = _known(comm, rank)
+    sequence, length, apart = _ANSWER.unpack_from(frame)
+    header, rest = frame[_ANSWER.size : _ANSWER.size + length], frame[_ANSWER.size + length :]
+    if not length:
+        known.quit = sequence
+        return
+    if not apart and sequence != known.sequence:
+        return  # a task of workers that were closed
+    parsed = reply.parse(header)
+    if not isinstance(parsed, reply.Header):
+        if apart:
+            raise reply.Malformed("a failure has no arrays")
+        known.tell("error", *parsed)
+    elif apart:
+        try:
+            known.incoming.append(_Incoming(comm, rank, sequence, bytes(header), parsed))
+        except MemoryError:
+            raise reply.Malformed(f"there is no memory for its {sum(parsed.sizes)} bytes") from None
+    else:
+        ends = list(itertools.accumulate(parsed.sizes))
+        buffers = [rest[end - size : end] for end, size in zip(ends, parsed.sizes, strict=True)]
+        known.tell("ok", reply.assemble(parsed, buffers), parsed.seconds)
 
 
 class MPIWorkers(WorkersBase):
@@ -185,7 +281,7 @@ class MPIWorkers(WorkersBase):
                 "mpiexec -n 9 python -m anyk.runtime.mpi script.py"
             )
         wanted = None if n is None else whole(n)
-        free = [rank for rank in range(1, self._comm.Get_size()) if _known(rank).owner is None]
+        free = [rank for rank in range(1, self._comm.Get_size()) if _known(self._comm, rank).owner is None]
         if not free or (wanted or 0) > len(free):
             raise TooFewWorkers(
                 f"{wanted or 'some'} ranks are needed beside rank 0 and {len(free)} of {self._comm.Get_size() - 1} are "
@@ -194,10 +290,11 @@ class MPIWorkers(WorkersBase):
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._all = free[: wanted or len(free)]
         self._outbox = Outbox(len(self._all))
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._busy: set[int] = set()
         for rank in self._all:
-            _known(rank).owner = self
+            known = _known(self._comm, rank)
+            known.owner, known.worker, known.sequence = self, self._all.index(rank), 0
             self._order(rank, _RESET, 0, b"", [])
 
     def __len__(self) -> int:
@@ -209,7 +306,7 @@ class MPIWorkers(WorkersBase):
         return list(self._all)
 
     def _order(self, rank: int, kind: int, sequence: int, message: bytes, buffers: list[Any]) -> None:
-        known = _known(rank)
+        known = _known(self._comm, rank)
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         frame = _ORDER.pack(kind, sequence, len(message), len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes) + message
         try:
@@ -226,14 +323,14 @@ class MPIWorkers(WorkersBase):
         """Send a task to the rank."""
         self._check_open()
         rank = self._all[worker]
-        known = _known(rank)
+        known = _known(self._comm, rank)
         if known.lost is None:
             message, shared, own = self._outbox.pack(worker, fn, args)
             known.sequence, known.token = next(numbers), token
-            self._order(rank, _RUN, known.sequence, message, [*shared, *own])
-        if known.lost is None:
             self._busy.add(worker)
-        else:
+            self._order(rank, _RUN, known.sequence, message, [*shared, *own])
+        if known.lost is not None:
+            self._busy.discard(worker)
             self._events.append(Event(token, worker, "lost", known.lost))
 
     def poll(self, timeout: float | None) -> list[Event]:
@@ -242,71 +339,12 @@ class MPIWorkers(WorkersBase):
         naps = _naps()
         while True:
             self._check_open()  # another thread may close it meanwhile
-            events, self._events = self._events, []
-            for worker in list(self._busy):
-                if (event := self._look(worker)) is not None:
-                    self._busy.discard(worker)
-                    events.append(event)
+            _hear(self._comm, [self._all[worker] for worker in list(self._busy)])
+            events = [self._events.popleft() for _ in range(len(self._events))]
             left = end - time.monotonic()
             if events or left <= 0:
                 return events
             time.sleep(min(next(naps), left, SLICE))
-
-    def _look(self, worker: int) -> Event | None:
-        rank = self._all[worker]
-        known = _known(rank)
-        try:
-            _progress(known)
-            return self._receive(worker, rank, known)
-        except reply.Malformed as error:
-            known.incoming = None
-            return Event(known.token, worker, "error", reply.malformed(error))
-        except MPI.Exception as error:
-            known.lost = f"rank {rank}: {error}"
-            return Event(known.token, worker, "lost", known.lost)
-
-    def _receive(self, worker: int, rank: int, known: _Rank) -> Event | None:
-        if known.incoming is None:
-            status = MPI.Status()
-            message = self._comm.Improbe(rank, _REPLY, status)
-            if message is None:
-                return None
-            size = status.Get_count(MPI.BYTE)
-            if size > reply.MAX_TEXT + LARGE + _ANSWER.size:
-                raise reply.Malformed(f"its frame has {size} bytes")
-            frame = bytearray(size)
-            message.Recv([frame, MPI.BYTE])
-            if size < _ANSWER.size:
-                raise reply.Malformed("its frame is too short")
-            sequence, length, apart = _ANSWER.unpack_from(frame)
-            header = memoryview(frame)[_ANSWER.size : _ANSWER.size + length].toreadonly()
-            rest = memoryview(frame)[_ANSWER.size + length :].toreadonly()
-            if not apart:
-                return self._event(worker, known, sequence, header, rest)
-            parsed = reply.parse(header)
-            if not isinstance(parsed, reply.Header):
-                raise reply.Malformed("a failure has no arrays")
-            try:
-                known.incoming = _Incoming(self._comm, rank, sequence, bytes(header), parsed)
-            except MemoryError:
-                raise reply.Malformed(f"there is no memory for its {sum(parsed.sizes)} bytes") from None
-        if not known.incoming.complete():
-            return None
-        whole_reply, known.incoming = known.incoming, None
-        if whole_reply.sequence != known.sequence:
-            return None
-        return reply.event(known.token, worker, [whole_reply.header, *whole_reply.buffers])
-
-    @staticmethod
-    def _event(worker: int, known: _Rank, sequence: int, header: memoryview, rest: memoryview) -> Event | None:
-        if sequence != known.sequence:  # of a task of workers that were closed
-            return None
-        parsed = reply.parse(header)
-        if not isinstance(parsed, reply.Header):
-            return Event(known.token, worker, "error", *parsed)
-        ends = list(itertools.accumulate(parsed.sizes))
-        buffers = [rest[end - size : end] for end, size in zip(ends, parsed.sizes, strict=True)]
-        return Event(known.token, worker, "ok", reply.assemble(parsed, buffers), parsed.seconds)
 
     def drop(self, worker: int, restart: bool = True) -> bool:
         """MPI cannot."""
@@ -319,17 +357,7 @@ class MPIWorkers(WorkersBase):
             return
         self._closed = True
         for rank in getattr(self, "_all", ()):
-            _known(rank).owner = None
-
-
-def _known(rank: int) -> _Rank:
-    return _ranks.setdefault(rank, _Rank())
-
-
-def _progress(known: _Rank) -> None:
-    """Let go of what has been sent."""
-    while known.sending and MPI.Request.Testall(known.sending[0][0]):
-        known.sending.pop(0)
+            _known(self._comm, rank).owner = None
 
 
 # -- starting and ending ----------------------------------------------------------------------------------------------
@@ -351,7 +379,7 @@ def _leave() -> None:
 def _quit(comm: MPI.Comm, status: int) -> None:
     """End the other ranks; those that do not end by themselves are ended with the whole job."""
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    waiting = {rank for rank in range(1, comm.Get_size()) if _known(rank).lost is None}
+    waiting = {rank for rank in range(1, comm.Get_size()) if _known(comm, rank).lost is None}
     requests = []
     mortal = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1" or len(waiting) < comm.Get_size() - 1  # noqa: SIM112
     _unfinished.extend([status] if mortal else [])
@@ -361,39 +389,16 @@ def _quit(comm: MPI.Comm, status: int) -> None:
             requests.append(comm.Isend([frame, MPI.BYTE], rank, _TASK))
     end, naps = time.monotonic() + _GRACE, _naps()
     while waiting and time.monotonic() < end:
+        _hear(comm, waiting)
         for rank in list(waiting):
-            try:
-                _progress(_known(rank))
-                if _has_quit(comm, rank, _ORDER.unpack(frames[rank])[1]):
-                    waiting.discard(rank)
-            except (MPI.Exception, reply.Malformed):
+            known = _known(comm, rank)
+            if known.lost is not None or known.quit == _ORDER.unpack(frames[rank])[1]:
                 waiting.discard(rank)
         time.sleep(next(naps))
     if waiting:
         sys.stdout.flush()
         print(f"anyk: ranks {sorted(waiting)} are still at work: ending the MPI job", file=sys.stderr, flush=True)
         comm.Abort(status)
-
-
-def _has_quit(comm: MPI.Comm, rank: int, sequence: int) -> bool:
-    """Whether the rank has said that it ends; earlier replies are received and dropped."""
-    known, status = _known(rank), MPI.Status()
-    if known.incoming is not None:
-        if known.incoming.complete():
-            known.incoming = None
-        return False
-    message = comm.Improbe(rank, _REPLY, status)
-    if message is None:
-        return False
-    frame = bytearray(status.Get_count(MPI.BYTE))
-    message.Recv([frame, MPI.BYTE])
-    told, length, apart = _ANSWER.unpack_from(frame)
-    if apart:
-        header = bytes(frame[_ANSWER.size : _ANSWER.size + length])
-        parsed = reply.parse(header)
-        assert isinstance(parsed, reply.Header)
-        known.incoming = _Incoming(comm, rank, told, header, parsed)
-    return bool(told == sequence)
 
 
 def command(run: Callable[[], Any]) -> None:
