@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -157,7 +158,7 @@ class Leaf:
     @property
     def size(self) -> int:
         """Entries per block, M."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from .runtime.processes import LocalWorkers
 from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import FirstK, StopRule, Sufficient
-from .runtime.workers import Workers
+from .runtime.workers import Workers, is_workers
 
 __all__ = ["Result", "map"]
 
@@ -131,7 +131,7 @@ def check_call(fn: Any, workers: Any, stop: Any, faults: Any, needed: int | None
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {fn!r}")
     if workers is not None and (
-        isinstance(workers, type | bool) or not isinstance(workers, Workers | int | np.integer)
+        isinstance(workers, type | bool) or not (is_workers(workers) or isinstance(workers, int | np.integer))
     ):
         raise TypeError(
             f"workers must be a number, Workers such as LocalWorkers(8), or a string for anyk.connect, got {workers!r}"
@@ -155,17 +155,17 @@ def number_of(workers: Workers | int | np.integer[Any] | None, default: int) -> 
     """How many workers are meant."""
     if workers is None:
         return default
-    return len(workers) if isinstance(workers, Workers) else int(workers)
+    return int(workers) if isinstance(workers, int | np.integer) else len(workers)
 
 
 @contextmanager
 def opened(workers: Workers | int | None, needed: int) -> Iterator[Workers]:
     """The caller's workers, or as many local processes as are needed, which end with the context."""
-    if isinstance(workers, Workers):
-        yield workers
-    else:
+    if workers is None or isinstance(workers, int | np.integer):
         with LocalWorkers(needed) as ours:
             yield ours
+    else:
+        yield workers
 
 
 def check_noise(noise: Any) -> None:

@@ -202,14 +202,14 @@ class Code(ABC):
             If an index is out of range or repeated.
         """
         asked = tuple(operator.index(worker) for worker in responders)
-        workers, place = np.unique(np.array(asked, dtype=np.intp), return_inverse=True)
+        key = tuple(sorted(set(asked)))
         if len(asked) == 0:
             raise TooFewResponders(f"{self!r} cannot decode: there are no responders")
-        if len(workers) < len(asked):
+        if len(key) < len(asked):
             raise ValueError(f"responders are repeated: {sorted(asked)}")
-        if workers[0] < 0 or workers[-1] >= self.workers:
+        if key[0] < 0 or key[-1] >= self.workers:
             raise ValueError(f"responders must lie in 0..{self.workers - 1}, got {sorted(asked)}")
-        key = tuple(workers.tolist())
+        workers = np.array(key, dtype=np.intp)
         if replies is not None and self._looks_at_replies:
             in_order = replies if isinstance(replies, Mapping) else dict(zip(asked, replies, strict=True))
             matrix = self._decode(workers, [in_order[worker] for worker in key])
@@ -218,7 +218,7 @@ class Code(ABC):
         if key in self._cautions:
             warn(self._cautions[key])
         if key != asked:
-            matrix = matrix[:, place]
+            matrix = matrix[:, np.searchsorted(workers, asked)]
             matrix.flags.writeable = False
         elif matrix.flags.writeable:
             matrix.flags.writeable = False

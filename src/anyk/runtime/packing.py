@@ -26,12 +26,12 @@ from .faults import Crashed
 from .segments import LARGE
 from .workers import Failure
 
-__all__ = ["Desk", "Outbox", "Ref", "pickled"]
+__all__ = ["Desk", "Outbox", "Ref", "packed_task", "pickled", "unpacked_task"]
 
 numbers = itertools.count(1)  # of everything in this process, so that two sets of workers cannot mix theirs up
 REMEMBERED = 8  # small published values that are kept for the case that they are published again
 _TABLE = struct.Struct("<I")
-_PLAIN = (np.ndarray, int, float, complex, str, bytes, bool, type(None))
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _here = threading.local()
 
 
@@ -59,19 +59,8 @@ def pickled(value: Any, buffers: list[pickle.PickleBuffer] | None) -> bytes:
     ------
     NotPicklable
     """
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        assert buffers is not None
-        if buffer.raw().nbytes < LARGE:
-            return True
-        buffers.append(buffer)
-        return False
-
-    callback = None if buffers is None else keep
     try:
-        if _is_plain(value):
-            return pickle.dumps(value, 5, buffer_callback=callback)
-        return bytes(cloudpickle.dumps(value, 5, buffer_callback=callback))
+        return bytes(cloudpickle.dumps(value, 5, buffer_callback=_apart(buffers)))
     except Exception as error:
         raise NotPicklable(
             f"the function cannot be sent to another process: {error}. It captures something that only lives here "
@@ -79,16 +68,47 @@ def pickled(value: Any, buffers: list[pickle.PickleBuffer] | None) -> bytes:
         ) from error
 
 
-def _is_plain(value: Any) -> bool:
-    """A task of ours over arrays and references: (fn, args) with nothing of the user's own."""
-    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], tuple):
+def _apart(buffers: list[pickle.PickleBuffer] | None) -> Callable[[pickle.PickleBuffer], bool] | None:
+    """Pickle's callback that keeps large buffers apart, in this list."""
+    if buffers is None:
+        return None
+
+    def inside(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < LARGE:
+            return True
+        buffers.append(buffer)
         return False
-    fn, args = value
-    ours = isinstance(fn, Ref) or getattr(fn, "__module__", "").startswith("anyk.")
-    return ours and all(
-        isinstance(arg, Ref) or (type(arg) in _PLAIN and not (type(arg) is np.ndarray and arg.dtype.hasobject))
-        for arg in args
-    )
+
+    return inside
+
+
+def packed_task(fn: Any, args: tuple[Any, ...], buffers: list[pickle.PickleBuffer] | None) -> bytes:
+    """A task, for `unpacked_task`; ours, over numbers, small arrays and references, are spared most of pickle's work.
+
+    Raises
+    ------
+    NotPicklable
+    """
+    if not (isinstance(fn, Ref) or getattr(fn, "__module__", "").startswith("anyk.")):
+        return pickled((fn, args, ()), buffers)
+    rest, arrays = list(args), []
+    for index, arg in enumerate(args):
+        if type(arg) is np.ndarray and arg.dtype.kind in "biufc":
+            if arg.nbytes < LARGE and arg.flags.c_contiguous:
+                arrays.append((index, arg.dtype.str, arg.shape, arg.tobytes()))
+                rest[index] = None
+        elif not (isinstance(arg, Ref) or type(arg) in _PLAIN):
+            return pickled((fn, args, ()), buffers)
+    return pickle.dumps((fn, rest, arrays), 5, buffer_callback=_apart(buffers))
+
+
+def unpacked_task(task: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function and its arguments, of what has been unpickled."""
+    fn, args, arrays = task
+    if arrays:
+        for index, dtype, shape, data in arrays:
+            args[index] = np.frombuffer(bytearray(data), dtype).reshape(shape)
+    return fn, tuple(args)
 
 
 class Outbox:
@@ -131,7 +151,7 @@ class Outbox:
         The latter are memoryviews of the arguments; neither may change before they have been sent.
         """
         buffers: list[pickle.PickleBuffer] = []
-        task = pickled((fn, args), buffers)
+        task = packed_task(fn, args, buffers)
         known = self._known[worker]
         refs = {value.number: value for value in (fn, *args) if isinstance(value, Ref)}
         new = [ref for number, ref in refs.items() if number not in known]
@@ -140,7 +160,9 @@ class Outbox:
         known.difference_update(self._forgotten)
         if len(self._forgotten) > 256:
             self._forgotten.intersection_update(set().union(*self._known))
-        news = pickle.dumps((forgotten, [(ref.number, ref.packed, len(ref.buffers)) for ref in new]), 5)
+        news = b""
+        if forgotten or new:
+            news = pickle.dumps((forgotten, [(ref.number, ref.packed, len(ref.buffers)) for ref in new]), 5)
         shared = [buffer for ref in new for buffer in ref.buffers]
         return _TABLE.pack(len(news)) + news + task, shared, [buffer.raw() for buffer in buffers]
 
@@ -199,13 +221,12 @@ class Desk:
         def load() -> tuple[Any, tuple[Any, ...]]:
             view, used = memoryview(message), 0
             (length,) = _TABLE.unpack_from(view)
-            forgotten, defined = pickle.loads(view[_TABLE.size : _TABLE.size + length])
+            forgotten, defined = pickle.loads(view[_TABLE.size : _TABLE.size + length]) if length else ((), ())
             self.forget(forgotten)
             for number, packed, count in defined:
                 self.define(number, _Loader(packed, buffers[used : used + count]))
                 used += count
-            task: tuple[Any, tuple[Any, ...]] = pickle.loads(view[_TABLE.size + length :], buffers=buffers[used:])
-            return task
+            return unpacked_task(pickle.loads(view[_TABLE.size + length :], buffers=buffers[used:]))
 
         return self.work(load)
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import reply, wire
-from .packing import REMEMBERED, Ref, numbers, pickled
+from .packing import REMEMBERED, Ref, numbers, packed_task, pickled
 from .reply import malformed
 from .segments import LARGE, Segment, aligned, capacity
 from .workers import SLICE, Event, Layout, WorkersBase, whole
@@ -254,12 +254,12 @@ class LocalWorkers(WorkersBase):
             self._events.append(Event(token, worker, "lost", "the worker is gone"))
             return
         buffers: list[pickle.PickleBuffer] = []
-        packed = pickled((fn, args), buffers)
+        packed = packed_task(fn, args, buffers)
         table: list[tuple[int, int, int]] = []
         if buffers:
             located = self._locate(each, buffers)
             if located is None:
-                packed = pickled((fn, args), None)
+                packed = packed_task(fn, args, None)
             else:
                 table = located
         refs = [value for value in (fn, *args) if isinstance(value, _Ref)]

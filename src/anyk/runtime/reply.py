@@ -23,6 +23,7 @@ __all__ = ["Header", "Malformed", "assemble", "encode", "encode_failure", "event
 
 MAX_TEXT = 1 << 24  # bytes of a header
 MAX_REPLY = 1 << 36  # bytes of all buffers together
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 _DEEPEST = 64  # containers inside one another
 _LIBRARIES = ("torch", "array_api_strict", "jax.numpy", "cupy")  # replies arrive in these if the master uses them
 
@@ -133,7 +134,7 @@ def encode_failure(failure: Failure, seconds: float) -> bytes:
 
 
 def _dump(header: Any) -> bytes:
-    return json.dumps(header, separators=(",", ":")).encode()
+    return _compact(header).encode()
 
 
 # -- on the master ----------------------------------------------------------------------------------------------------

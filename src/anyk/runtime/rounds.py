@@ -287,13 +287,14 @@ class _Round:
             if worker in self.faults:
                 fn, args = run_faulty, (self.faults[worker], fn, *args)
             token = (self.number, worker, self.serial)
-            self.ledger.busy[worker], self.ledger.since[worker] = token, self.workers.time()
+            now = self.workers.time()
+            self.ledger.busy[worker], self.ledger.since[worker] = token, now
             try:
                 self.workers.submit(worker, token, fn, *args)
             except Exception:
                 del self.ledger.busy[worker], self.ledger.since[worker]
                 raise
-            self.began[worker] = self.elapsed()
+            self.began[worker] = now - self.start
             self.pending.add(task)
             if self.begun:
                 self.run.fed_at[worker] = self.elapsed()
@@ -395,7 +396,8 @@ class _Round:
         """Write down how long it was at work for this round; it is no more."""
         self.ledger.busy.pop(worker, None)
         self.ledger.since.pop(worker, None)
-        self.run.machine_seconds += self.elapsed() - self.began.get(worker, self.elapsed())
+        if worker in self.began:
+            self.run.machine_seconds += self.elapsed() - self.began[worker]
 
     def covered(self, worker: int, task: int) -> bool:
         """Whether another worker is at this task, too; `worker` is not any more."""

@@ -14,29 +14,47 @@ from typing import Any
 import numpy as np
 
 from . import faults, wire
-from .packing import Desk
+from .packing import Desk, unpacked_task
 from .segments import Segment, capacity
 
 __all__ = ["serve"]
 
 
-def _read(sock: socket.socket, count: int, descriptors: list[int]) -> bytearray:
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        got, ancillary, *_ = sock.recvmsg_into([view], socket.CMSG_SPACE(4 * 16))
+class _Frames:
+    """The frames that come through a socket, with the descriptors beside them; small ones in one call each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.buffer = bytearray(1 << 16)
+
+    def more(self, view: memoryview, descriptors: list[int]) -> int:
+        got, ancillary, *_ = self.sock.recvmsg_into([view], socket.CMSG_SPACE(4 * 16))
         for level, kind, packed in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.extend(array.array("i", packed[: len(packed) // 4 * 4]))
         if got == 0:
             raise EOFError
-        view = view[got:]
-    return data
+        return got
+
+    def next(self, descriptors: list[int]) -> tuple[int, bytearray]:
+        """Its sequence and what it holds; the master sends no other before it has been answered."""
+        size, view = wire.HEADER.size, memoryview(self.buffer)
+        had = 0
+        while had < size:
+            had += self.more(view[had:], descriptors)
+        _, _, sequence, length = wire.parse_header(view[:size])
+        data = bytearray(length)
+        data[: had - size] = view[size:had]
+        rest = memoryview(data)[had - size :]
+        while rest:
+            rest = rest[self.more(rest, descriptors) :]
+        return sequence, data
 
 
 class _Server:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.frames = _Frames(sock)
         self.desk = Desk()
         self.segments: dict[int, Segment] = {}
         self.outbox: Segment | None = None
@@ -70,15 +88,14 @@ class _Server:
         for number, value, buffers in defined:
             self.desk.define(number, partial(self.load, value, buffers))
         self.desk.forget(forgotten)
-        return self.load(view[length:], table)
+        return unpacked_task(self.load(view[length:], table))
 
     def run(self) -> None:
         self.sock.sendall(wire.frame(wire.HELLO, 0, b""))
         while True:
             descriptors: list[int] = []
             try:
-                _, _, sequence, length = wire.parse_header(_read(self.sock, wire.HEADER.size, descriptors))
-                data = _read(self.sock, length, descriptors)
+                sequence, data = self.frames.next(descriptors)
             except EOFError:
                 return
             payload = wire.join_reply(*self.desk.work(partial(self.unpack, data, descriptors)), self.place)

@@ -134,6 +134,11 @@ def whole(n: Any) -> int:
     return int(n)
 
 
+def is_workers(value: Any) -> bool:
+    """Whether it has the methods of `Workers`; those of anyk are known without a look at each of them."""
+    return isinstance(value, (WorkersBase, Workers))
+
+
 SLICE = 0.5  # seconds between a waiting engine's looks at whether another thread has closed it
 
 
