@@ -474,6 +474,34 @@ def _threads(bench: _Bench) -> None:
     assert [[float(v) for v in values] for values in found] == [[8.0] * bench.n] * 3, "from another thread"
 
 
+def _interrupts(bench: _Bench) -> None:
+    """Ctrl-C ends the wait for events, in the main thread, and loses none."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    bench.all(_put, 5.0)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for delay in (0.0, 0.02, 0.1):
+            bench.round += 1
+            bench.workers.submit(0, bench.token(0), run_faulty, Slow(_SLOW), _get)
+            timer = threading.Timer(delay, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            raised, events = False, []
+            try:
+                timer.start()
+                events = bench.workers.poll(_PATIENCE)
+                timer.join()  # only an engine that has answered before comes here
+            except KeyboardInterrupt:
+                raised = True
+            timer.join()
+            assert raised, "an interrupt of a wait must raise KeyboardInterrupt"
+            assert events == [], f"the wait went on after the interrupt, until {events}"
+            for worker in range(1, bench.n):
+                bench.workers.submit(worker, bench.token(worker), _get)
+            assert [float(v) for v in bench.values(bench.collect(bench.n))] == [5.0] * bench.n, "after an interrupt"
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _closing(bench: _Bench) -> None:
     """Closing is idempotent and works in the middle of a task; afterwards the workers refuse."""
     bench.round += 1
@@ -552,7 +580,7 @@ def check_workers(
     laws = [_addressing, _errors, _stragglers, _published, _allocated, _replies, _timeouts, _drops, _closing]
     laws += [_threads, _stops]
     laws += [_crashes, _kills] if mortal else []
-    laws += [_unpicklable] if processes else []
+    laws += [_unpicklable, _interrupts] if processes else []
     laws += [_huge] if huge else []
     for law in laws:
         with _fresh(make, n) as bench:
