@@ -104,4 +104,6 @@ def _array(value: Any) -> tuple[str, NDArray[Any]]:
         host = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return f"{value.dtype}{tuple(value.shape)}", host.reshape(-1).view(sys.modules["torch"].uint8).numpy()
     array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _blocks.raw_numpy(value)
+    if not array.dtype.isnative:  # pickles may swap bytes
+        array = array.astype(array.dtype.newbyteorder("="), order="A")
     return array.dtype.str, array
