@@ -36,7 +36,7 @@ DATA = np.random.default_rng(0).standard_normal((N, 7))
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[anyk.LocalWorkers]:
-    with anyk.LocalWorkers(N, preload=()) as workers:
+    with anyk.LocalWorkers(N, preload=("torch",)) as workers:
         yield workers
 
 
