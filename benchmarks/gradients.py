@@ -127,11 +127,12 @@ def weights(tiny: bool) -> Rows:
 
 def _gradient_worker(connection: Any, partitions: Any, network: Network) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    idle = np.random.default_rng()
     with threadpool_limits(1):
         while (args := connection.recv()) is not None:
             total: Any = 0.0
             for partition in partitions:
-                value = _partial(partition, network, *args)
+                value = _partial(partition, network, *args, rng=idle)
                 total = total + np.concatenate([g.ravel() for g in value["gradient"]])
             connection.send(total)
 
@@ -162,12 +163,11 @@ def _coded_round(samples: int, layers: tuple[int, ...], n: int, copies: int, rep
 
         def bare() -> Any:
             for end in ends:
-                end.send((job.weights, 0, 0, 0))
+                end.send((job.weights, 0))
             return np.sum([end.recv() for end in ends], axis=0)
 
         def coded() -> Any:
-            arguments = (network, job.weights, 0, 0, 0)
-            return anyk.sum(_partial, job._parts, code, workers, args=arguments)
+            return anyk.sum(_partial, job._parts, code, workers, args=(network, job.weights, 0), rng=0)
 
         bare()
         coded()

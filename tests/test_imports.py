@@ -13,10 +13,11 @@ SOURCE = Path(anyk.__file__).parent
 # From the bottom up. A trailing dot stands for a package's modules; modules of one layer may import one another.
 LAYERS = [
     ("errors",),
-    ("points", "placement", "difference_sets", "spectra"),
+    ("points", "placement", "difference_sets", "spectra", "streams"),
     ("interpolation", "frames"),
     ("ordering",),
     ("blocks",),
+    ("digest",),
     ("codes.base",),
     ("codes", "codes."),
     ("locate",),

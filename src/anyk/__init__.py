@@ -36,7 +36,7 @@ from .codes import (
 )
 from .codes.berrut import error_bound, lebesgue_bound
 from .difference_sets import difference_set, is_difference_set
-from .errors import PlacementError, TaskFailed, TooFewResponders, TooManyErrors
+from .errors import PlacementError, ReplicasDisagree, TaskFailed, TooFewResponders, TooManyErrors
 from .frames import (
     coherence,
     is_equiangular,
@@ -171,6 +171,7 @@ __all__ = [
     "Recorder",
     "RelativeNoise",
     "RepetitionCode",
+    "ReplicasDisagree",
     "Restart",
     "Result",
     "RoundEvent",

@@ -11,6 +11,7 @@
         |   +-- UnsafeDecode (ArithmeticError)  rounding alone would swamp the answer
         |   +-- TaskFailed (RuntimeError)       the worker's function raised, everywhere that counts
         |   +-- TooManyErrors (ArithmeticError) wrong replies that cannot be told from the right ones
+        |   |   +-- ReplicasDisagree                they contradict one another everywhere: no few liars do that
         |   +-- DisagreeingReplies              as many answers of one kind as of another
         +-- NotPicklable (TypeError)        the function cannot travel to another process
         +-- TooFewWorkers (RuntimeError)    a cluster has fewer workers than were asked for
@@ -33,6 +34,7 @@ __all__ = [
     "DisagreeingReplies",
     "NotPicklable",
     "PlacementError",
+    "ReplicasDisagree",
     "RoundError",
     "TaskFailed",
     "TooFewResponders",
@@ -92,6 +94,14 @@ class UnsafeDecode(RoundError, ArithmeticError):
 
 class TooManyErrors(RoundError, ArithmeticError):
     """The replies contradict one another, and no set of as few liars as the code allows for explains it."""
+
+
+class ReplicasDisagree(TooManyErrors):
+    """Workers that hold the same partition return different results, everywhere: the function is to blame, not a few.
+
+    It draws random numbers of its own (dropout), keeps a state that differs from worker to worker (running statistics
+    of batches), or runs on kernels that round differently from run to run.
+    """
 
 
 class TaskFailed(RoundError, RuntimeError):

@@ -11,7 +11,9 @@ combination of the liars' columns of H and of nothing else. So the liars are the
 4. Whoever is found is left out, and the rest is tested again with the smaller rounding that their own size allows:
    small lies hide behind huge ones only until those are gone. So columns that span all but a trifle go first.
 
-With t checks left at most t/2 liars can be told apart, over the reals as over finite fields.
+With t checks left at most t/2 liars can be told apart, over the reals as over finite fields. A syndrome that fewer than
+t columns span is the work of a few; one that fills all of the checks, or contradictions in most of the groups, are not:
+there the replicas disagree.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from .codes.base import Code, Matrix
 from .codes.gradient import Component, GradientCode, null_checks
-from .errors import TooManyErrors
+from .errors import ReplicasDisagree, TooManyErrors
 
 __all__ = ["locate"]
 
@@ -45,6 +47,7 @@ _KEPT = 64  # candidates of a search that are tried in full
 _GREY = 4.0  # what cannot be explained and is no larger, in units of rounding, does no harm
 _TRIFLE = 1e-4  # of a syndrome
 _PARALLEL = 1 - 1e-6  # cosine of columns that point one way
+_FEW = 1.0  # seconds of search for a few liars more than expected, before replicas are said to disagree
 _IMPROVED = 4  # of which the first are improved by exchanges
 
 
@@ -84,6 +87,9 @@ def locate(
     TooManyErrors
         If the replies contradict one another and no set of at most ``code.adversaries`` liars explains it, or none was
         found in time. More replies may help.
+    ReplicasDisagree
+        If they do so everywhere: in most of the groups of workers that hold common partitions, or in all checks of the
+        only one there is. Nobody is accused then.
 
     Notes
     -----
@@ -116,9 +122,28 @@ def locate(
     if honest:
         kinds = Counter(array.dtype for array in honest.values())
         info = np.finfo(kinds.most_common(1)[0][0])  # a liar must not choose how exactly we look
-        for component in code.components:
-            liars += _Suspects(code, component, honest, info, tolerance, deadline).find(len(liars))
+        groups = [_Suspects(code, component, honest, info, tolerance, deadline) for component in code.components]
+        for group in groups:
+            liars += group.find(len(liars))
+        if disagreeing := [group for group in groups if group.complaint]:
+            checked = len([group for group in groups if group.checked])
+            if 2 * len(disagreeing) > checked and (checked > 1 or disagreeing[0].throughout):
+                raise ReplicasDisagree(_disagreement(disagreeing, checked))
+            raise TooManyErrors(disagreeing[0].complaint)
     return sorted(liars)
+
+
+def _disagreement(disagreeing: Sequence[_Suspects], checked: int) -> str:
+    worst = max(disagreeing, key=lambda group: group.worst)
+    alone = "; or one of them is wrong, which a single check cannot tell" if checked == worst.checked == 1 else ""
+    return (
+        f"replicas disagree in {len(disagreeing)} of {checked} group{'s' if checked > 1 else ''} of workers that hold "
+        f"common partitions: replies contradict one another by up to {worst.worst * worst.tolerance:.2g} of their "
+        f"size, {worst.worst:.2g} times what rounding could ({worst.code!r}). The same partition must give the same "
+        "result on every worker. Suspects: dropout or augmentation without a common seed (anyk.sum(rng=...) hands out "
+        "streams), batch statistics that each worker keeps for itself, non-deterministic kernels or unlike hardware "
+        f"(raise the tolerance){alone}"
+    )
 
 
 def check_tolerance(tolerance: Any) -> None:
@@ -168,11 +193,14 @@ class _Suspects:
         self.tolerance = _ROUNDING * float(info.eps) + _CODE + _MATRICES * own if tolerance is None else tolerance
         self.least = float(info.smallest_subnormal)
         self.worst = 0.0  # column of the syndrome
+        self.checked = 0  # checks that could be made, in the end
+        self.complaint = ""
+        self.throughout = False  # whether no few liars could be the cause
         self.members = component.members
         self.present = np.array([worker in replies for worker in component.members.tolist()])
 
     def find(self, already: int) -> list[int]:
-        """The liars among them, by worker."""
+        """The liars among them, by worker; a complaint is left where there are more."""
         found: list[int] = []
         most = self.code.adversaries
         while True:
@@ -180,6 +208,7 @@ class _Suspects:
             checks = self._remaining()
             if not len(checks):
                 return found
+            self.checked = len(checks)
             syndrome = self._syndrome(checks, positions)
             if syndrome is None:
                 return found
@@ -196,11 +225,25 @@ class _Suspects:
             if support is None and self.worst <= _GREY:
                 return found
             if support is None:
-                raise TooManyErrors(self._complaint(len(checks), allowed, found, already))
+                self.complaint = self._complain(len(checks), allowed, found, already)
+                self.throughout = self._throughout(syndrome, checks[:, positions], most - len(found))
+                return found
             found += self.members[positions[list(support)]].tolist()
             self.present[positions[list(support)]] = False
 
-    def _complaint(self, checks: int, allowed: int, found: list[int], already: int) -> str:
+    def _throughout(self, syndrome: Matrix, columns: Matrix, expected: int) -> bool:
+        """Whether it takes as many liars as there are checks, and one more than expected could have been told."""
+        count = len(columns)
+        if count < expected + 2:  # one check and a code for nobody who lies: nobody is accused
+            return count == 1 and self.code.adversaries == 0
+        values = np.linalg.svd(syndrome, compute_uv=False)
+        if int((values > _SIGNIFICANT * np.sqrt(syndrome.shape[1])).sum()) == count:
+            return True
+        until = min(self.deadline, time.monotonic() + _FEW)
+        few = any(_explains(syndrome, columns, one) for one in _supports(syndrome, columns, count - 1, until))
+        return not few and time.monotonic() <= until
+
+    def _complain(self, checks: int, allowed: int, found: list[int], already: int) -> str:
         aside = already + len(found)
         if allowed >= 1 and time.monotonic() > self.deadline:
             reason = "the time for finding liars that collude is over"

@@ -17,10 +17,12 @@ import optree
 from numpy.typing import NDArray
 
 from . import blocks as _blocks
+from . import streams
 from .codes.base import Decoder
 from .codes.gradient import GradientCode, rounding, shortfall, split_chunks
 from .codes.group import GroupCode
 from .codes.polynomial_of_sum import PolynomialOfSumCode, matrix_polynomial
+from .digest import digest
 from .errors import BlocksError, TooFewResponders, UnsafeDecode, warn
 from .locate import check_tolerance, locate
 from .mapping import MOST_UNASKED, Result, check_call, check_late, number_of, opened
@@ -38,6 +40,7 @@ __all__ = ["sum"]
 _WARN, _REFUSE = 1e-3, 0.1  # share of the sum that rounding of the messages may cost
 _COARSE, _INEXACT = 0.6, 1e-6  # share that an approximate and an exact code may miss without a word
 _SEARCH = 10.0  # seconds that finding liars may take in one round
+_STALE = "computed with other parameters: an update was lost, or the function changes its arguments in place"
 _PLACEMENTS = 4  # sets of partitions that an engine's workers keep
 
 
@@ -53,17 +56,22 @@ class _Placed:
 
 
 _placed: weakref.WeakKeyDictionary[Any, OrderedDict[Any, _Placed]] = weakref.WeakKeyDictionary()
+_stale: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # replies with other parameters, so far
 
 
-def _message(state: dict[str, Any], job: tuple[Any, ...], share: NDArray[Any], args: Any, *held: Any) -> Any:
-    """On the worker: the function of each partition held, combined into one message, and what its result looks like."""
-    fn, polynomial = job
+def _message(state: dict[str, Any], job: Any, share: Any, parameters: Any, *held: Any) -> Any:
+    """On the worker: the function of each partition held, combined into one message, and what its result looks like.
+
+    Under the digest of the parameters as they are in the end: the function may have changed them.
+    """
+    (fn, polynomial), (numbers, share), (args, seeds, _) = job, share, parameters
     total: Any = None
     shape: Any = None
     # Where all are combined alike they are added up first: contributions that cancel leave the same on every worker.
     alike = polynomial is None and bool((share == share[0]).all())
-    for partition, coefficients in zip(held, share, strict=True):
-        value = fn(partition, *args)
+    for number, partition, coefficients in zip(numbers, held, share, strict=True):
+        own = {} if seeds is None else {"rng": streams.of_partition(seeds, number)}
+        value = fn(partition, *args, **own)
         native, spec = _blocks.flatten(value)
         arrays = [_blocks.to_numpy(leaf) for leaf in native if leaf is not None]
         if not arrays or len(arrays) < len(native):
@@ -96,7 +104,7 @@ def _message(state: dict[str, Any], job: tuple[Any, ...], share: NDArray[Any], a
         _blocks.in_library(np.empty((0, *array_shape), array_dtype), _blocks.library(leaf))
         for (array_shape, array_dtype), leaf in zip(shape[1], like, strict=True)
     ]
-    return total.astype(dtype), optree.tree_unflatten(shape[0], skeleton)
+    return {digest(parameters): (total.astype(dtype), optree.tree_unflatten(shape[0], skeleton))}
 
 
 def shape_of(layout: tuple[Any, list[tuple[Any, Any]]]) -> tuple[Any, list[NDArray[Any]]]:
@@ -170,6 +178,7 @@ def sum(
     stop: StopRule | None = None,
     args: tuple[Any, ...] = (),
     *,
+    rng: int | np.random.Generator | None = None,
     faults: Mapping[int, Fault] | None = None,
     tolerance: float | None = None,
     late: Late | None = None,
@@ -186,7 +195,7 @@ def sum(
     ----------
     fn : callable
         Returns an array, a number, or a dict, list or tuple of those, alike for all partitions. It must return the same
-        on every worker: seed what is random by the partition and the round, or replicas disagree.
+        on every worker: draw what is random from `rng`, or replicas disagree.
     partitions
         K of them: a list of anything that can be pickled, or an array (a dict or tuple of arrays) with a leading axis.
         What is changed in place after the first call is not seen by the workers: pass new objects.
@@ -199,7 +208,13 @@ def sum(
         Default: the first sufficient answers. A rule that takes fewer yields the least-squares estimate of the sum,
         with a warning that states its residual.
     args : tuple
-        Further arguments of `fn`, such as the parameters of a model; sent to every worker in every call.
+        Further arguments of `fn`, such as the parameters of a model; sent to every worker in every call. `fn` must not
+        change them in place: replies carry a digest of the arrays, numbers and strings that were used, and one that
+        differs is an erasure.
+    rng : int or numpy.random.Generator, optional
+        `fn` is called as ``fn(partition, *args, rng=stream)``, with a generator that starts the same on every worker
+        that holds the partition. An integer gives the same streams in every call, ``default_rng(rng).spawn(K)[k]`` for
+        partition k; from a generator each call spawns a new one, so that it goes on from call to call.
     faults : mapping of worker to fault, optional
         Inflicted on this round, for tests and demonstrations.
     tolerance : float, optional
@@ -217,6 +232,8 @@ def sum(
     ------
     TooManyErrors
         The replies contradict one another and it cannot be told who lies, though all that could answer have.
+    ReplicasDisagree
+        They do so everywhere: the function does not return the same on every worker.
     TooFewResponders, TaskFailed, DisagreeingReplies, NotPicklable
         As in `anyk.map`.
     UnsafeDecode
@@ -237,17 +254,28 @@ def sum(
     ...     total = anyk.sum(np.square, data, code, workers, stop=anyk.All(), faults=faults)
     >>> np.round(total.value, 6), total.run.liars
     (array([1260., 1436., 1628.]), (6,))
+
+    What is random comes from `rng`, and is the same whoever answers:
+
+    >>> def noisy(row, scale, *, rng):
+    ...     return row + scale * rng.standard_normal(3)
+    >>> with anyk.ThreadWorkers(8) as workers:
+    ...     total = anyk.sum(noisy, data, code, workers, args=(0.1,), rng=5, faults={2: anyk.Raise()})
+    >>> streams = np.random.default_rng(5).spawn(8)
+    >>> np.allclose(total.value, np.sum([noisy(row, 0.1, rng=rng) for row, rng in zip(data, streams)], axis=0))
+    True
     """
     if isinstance(workers, str):
         with connect(workers, None if code is None else code.workers) as engine:
             return sum(
-                fn, partitions, code, engine, stop, args,
+                fn, partitions, code, engine, stop, args, rng=rng,
                 faults=faults, tolerance=tolerance, late=late, progress=progress, on_event=on_event,
             )  # fmt: skip
     if not isinstance(args, tuple):
         raise TypeError(f"args must be a tuple of further arguments, got {args!r}")
     check_tolerance(tolerance)
     check_late(late)
+    seeds = None if rng is None else streams.of_round(rng)
     listed, key, kept = _listed(partitions)
     if not listed:
         raise BlocksError("partitions: there are none")
@@ -294,7 +322,9 @@ def sum(
             placed.shares.popitem(last=False)
         polynomial = chosen.polynomial if isinstance(chosen, PolynomialOfSumCode) else None
         job = engine.publish((fn, polynomial))
-        parameters = engine.publish(args)
+        # What a worker holds may be spoilt: an engine that knows an equal value by its number must send it again.
+        meant = (args, seeds, _stale.get(engine, 0))
+        parameters, expected = engine.publish(meant), digest(meant)
         each = _numbers(args)
         sent = [0, 0]
 
@@ -302,13 +332,22 @@ def sum(
             for worker in who:
                 if worker not in shares:
                     held, coefficients = chosen.share(worker)
-                    shares[worker] = engine.publish(coefficients), held.tolist()
+                    shares[worker] = engine.publish((held, coefficients)), held.tolist()
                 share, mine = shares[worker]
                 there = placed.held.setdefault(by.get(worker, worker), set())
                 sent[0] += each
                 sent[1] += int(np.sum([placed.numbers[k] for k in mine if k not in there]))
                 there.update(mine)
                 yield worker, _message, (job, share, parameters, *(placed.references[k] for k in mine))
+
+        def inspect(reply: Reply) -> Reply | str:
+            keys = reply.spec.entries() if reply.spec.type is dict else []
+            if len(keys) != 1 or not isinstance(keys[0], str) or len(keys[0]) != len(expected):
+                return "returned no digest of its parameters"
+            if keys[0] != expected:
+                _stale[engine] = _stale.get(engine, 0) + 1
+                return _STALE
+            return Reply(reply.native, reply.arrays, reply.spec.children()[0])
 
         def sufficient(who: Collection[int]) -> bool:
             # Whoever has answered and is not among them has sent another shape than the majority.
@@ -350,6 +389,7 @@ def sum(
             faults=faults,
             notify=notify,
             late=late if late is not None else Skip(),
+            inspect=inspect,
             use=use,
         )
         return result

@@ -171,7 +171,9 @@ class CodedGradient:
         Raises
         ------
         TooManyErrors
-            Replies contradict one another: liars beyond what the code can find, or replicas that disagree.
+            Replies contradict one another: liars beyond what the code can find.
+        ReplicasDisagree
+            They do so everywhere: the model draws from elsewhere than torch, NumPy and `random`, or keeps a state.
         TooFewResponders, TaskFailed, ...
             As in `anyk.sum`; ``p.grad`` is then as it was.
         """

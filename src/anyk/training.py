@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import mapping, summing
+from . import mapping, streams, summing
 from .codes.base import DataCode
 from .codes.gradient import GradientCode
 from .mapping import Result
@@ -111,12 +111,12 @@ class Network:
 
 
 def _partial(
-    partition: tuple[Any, ...], network: Network, weights: Sequence[Array], round: int, batch: int, seed: int
+    partition: tuple[Any, ...], network: Network, weights: Sequence[Array], batch: int, *, rng: np.random.Generator
 ) -> dict[str, Any]:
     """One partition's share of the gradient; the mini-batch is the same on every worker that holds the partition."""
-    k, x, targets, share = partition
+    x, targets, share = partition
     if 0 < batch < len(x):
-        chosen = np.random.default_rng([seed, round, k]).choice(len(x), batch, replace=False)
+        chosen = rng.choice(len(x), batch, replace=False)
         x, targets = x[chosen], targets[chosen]
     loss, gradients = network.gradient(x, targets, weights)
     return {"loss": share * loss, "gradient": [share * g for g in gradients]}
@@ -178,8 +178,7 @@ class Training:
         targets = np.eye(self.network.sizes[-1])[np.asarray(self.labels)]
         total = sum(len(part) for part in self.partitions)
         self._parts = [
-            (k, np.asarray(self.x, np.float64)[part], targets[part], len(part) / total)
-            for k, part in enumerate(self.partitions)
+            (np.asarray(self.x, np.float64)[part], targets[part], len(part) / total) for part in self.partitions
         ]
 
     def step(self, stop: StopRule | None = None, faults: Mapping[int, Fault] | None = None, **options: Any) -> Result:
@@ -187,10 +186,11 @@ class Training:
         if isinstance(self.code, DataCode):
             result, loss, gradients = self._mixed(self.code, stop, faults, options)
         else:
-            arguments = (self.network, self.weights, self.round, self.batch, self.seed)
+            arguments = (self.network, self.weights, self.batch)
             result = summing.sum(
-                _partial, self._parts, self.code, self.workers, stop, arguments, faults=faults, **options
-            )
+                _partial, self._parts, self.code, self.workers, stop, arguments,
+                rng=self._rng(), faults=faults, **options,
+            )  # fmt: skip
             loss, gradients = float(result.value["loss"]), result.value["gradient"]
         for velocity, weight, gradient in zip(self.velocity, self.weights, gradients, strict=True):
             velocity *= self.momentum
@@ -199,14 +199,18 @@ class Training:
         self.round += 1
         return Result(loss, result.run, result.decoder)
 
+    def _rng(self) -> np.random.Generator:
+        """The round's, whatever was run before it."""
+        return np.random.default_rng([self.seed, self.round])
+
     def _mixed(
         self, code: DataCode, stop: StopRule | None, faults: Mapping[int, Fault] | None, options: dict[str, Any]
     ) -> tuple[Result, float, list[Array]]:
-        size = min(len(x) for _, x, _, _ in self._parts)
+        size = min(len(x) for x, _, _ in self._parts)
         size = min(size, self.batch) if self.batch else size
-        blocks = []
-        for k, x, targets, _ in self._parts:
-            chosen = np.random.default_rng([self.seed, self.round, k]).choice(len(x), size, replace=False)
+        blocks, seeds = [], streams.of_round(self._rng())
+        for k, (x, targets, _) in enumerate(self._parts):
+            chosen = streams.of_partition(seeds, k).choice(len(x), size, replace=False)
             chosen = chosen[np.argsort(targets[chosen].argmax(axis=1), kind="stable")]  # like is mixed with like
             blocks.append((x[chosen], targets[chosen]))
         network, weights = self.network, self.weights

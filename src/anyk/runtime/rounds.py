@@ -143,10 +143,11 @@ class _Round:
         notify: Callable[[RoundEvent], None] | None,
         noise: Noise | None,
         late: Late,
+        inspect: Callable[[Reply], Reply | str] | None,
     ) -> None:
         self.workers, self.ledger, self.who, self.send = workers, ledger, who, send
         self.faults, self.allow_nan, self.notify = faults, allow_nan, notify
-        self.noise, self.policy = noise, late
+        self.noise, self.policy, self.inspect = noise, late, inspect
         self.number = _rounds.get(workers, 0)
         self.serial = next(ledger.serial)
         self.start = workers.time()
@@ -378,6 +379,8 @@ class _Round:
             self.fail(task, f"raised {event.value.type}: {event.value.message}", event.value)
             return
         reply = _screen(event.value, self.allow_nan)
+        if self.inspect is not None and isinstance(reply, Reply):
+            reply = self.inspect(reply)
         if isinstance(reply, Failure):
             self.fail(task, reply.message, reply)
             return
@@ -554,6 +557,7 @@ def gather(
     notify: Callable[[RoundEvent], None] | None = None,
     noise: Noise | None = None,
     late: Late = _SKIP,
+    inspect: Callable[[Reply], Reply | str] | None = None,
     use: Callable[[dict[int, Reply], Run, Callable[[str], Exception]], Any],
 ) -> Any:
     """Run one round, inside `alone(workers)`, and hand the replies to `use` while they are still valid.
@@ -577,6 +581,8 @@ def gather(
         What the workers do to their replies.
     late : Skip, Restart or Backup
         What is done about workers that are late.
+    inspect : callable, optional
+        What is to be kept of a reply, or why it is refused.
     use : callable
         ``use(replies, run, error)`` makes the result; ``error(why)`` builds the exception for replies that do not do.
 
@@ -584,7 +590,7 @@ def gather(
     ------
     TooFewResponders, TaskFailed, DisagreeingReplies
     """
-    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify, noise, late)
+    current = _Round(workers, _ledger_of(workers), who, send, faults or {}, allow_nan, notify, noise, late, inspect)
     _rounds[workers] = current.number + 1
     arrived: dict[int, Reply] = {}
 
