@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -179,3 +181,20 @@ def test_liars_answer_for_nobody_else() -> None:
     np.testing.assert_allclose(total.value, (data**2).sum(axis=0))
     assert total.run.liars == (0,)
     assert total.run.backups == {}
+
+
+def test_the_dead_are_tried_again_before_those_who_hang_are_waited_for() -> None:
+    with anyk.LocalWorkers(3) as workers:
+
+        def kill(event: anyk.RoundEvent) -> None:
+            if event.kind == "submitted" and event.worker == 1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        pid, code = workers.pids[1], anyk.RepetitionCode(3, 1)
+        faults = {0: anyk.Hang(), 1: anyk.Slow(0.2)}
+        result = anyk.map(
+            abs, [-2.0], code=code, workers=workers, stop=anyk.FirstK(2), faults=faults, late=Skip(0.1), on_event=kill
+        )
+        assert result.value == [2.0]
+        assert result.run.responders == (1, 2)
