@@ -226,7 +226,10 @@ class Soak:
             result = call(stop=stop, faults=faults, late=late)
         except anyk.errors.RoundError as error:
             doubtful = doubtful or self.dead > spare
-            recovering = not self.engine.quick and any("lost" in why for why in error.run.failed.values())
+            missed = (
+                error.run.stragglers or error.run.skipped or any("lost" in why for why in error.run.failed.values())
+            )
+            recovering = not self.engine.quick and bool(missed)
             if not (over or doubtful or recovering):
                 raise AssertionError(
                     f"refused, with {faults} and {struck} struck, {spare} to spare: {error}"
