@@ -3,7 +3,8 @@
 python benchmarks/soak.py {local,dask,ray,mpi} [--rounds 2000] [--workers 16] [--seed 0]
 
 Each answer is compared with the truth. A round whose code survives what befell it must succeed; one that was given more
-must say so by name. A round that takes more than a minute ends the run with everybody's traceback.
+must say so by name. A round that takes more than a minute (two on clusters, whose processes take long to start) ends
+the run with everybody's traceback.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Engine:
     restarts: bool = True  # else nobody may hang or crash, since nobody comes back
     mortal: int = 10**9  # how many may be killed
     pause: float = 0.2  # seconds that one is stopped, at most
+    longest: float = HANG
     rate: float = 0.7  # share of rounds with blows to processes
     quick: bool = True  # what was killed is there again at once, and nothing else runs here
     policies: tuple[Any, ...] = (None, anyk.Skip(0.05), anyk.Skip(0.05), anyk.Restart(), anyk.Backup(patience=0.05))
@@ -259,7 +261,7 @@ class Soak:
         code, late = anyk.RepetitionCode(self.n, 1), anyk.Skip(0.05 if self.engine.quick else 5.0)
         done, end = 0, time.monotonic() + HANG
         while done < 2:
-            faulthandler.dump_traceback_later(HANG, exit=True)
+            faulthandler.dump_traceback_later(2 * self.engine.longest, exit=True)
             try:
                 stop = anyk.FirstK(self.n - self.dead)
                 anyk.map(np.negative, np.ones((1, 2)), code=code, workers=self.engine.workers, stop=stop, late=late)
@@ -285,11 +287,11 @@ class Soak:
 
     def run(self, rounds: int) -> Rows:
         kinds = [self.lagrange, self.repetition, self.berrut, self.vote, self.sum, self.sum, self.product]
-        faulthandler.dump_traceback_later(HANG, exit=True)
+        faulthandler.dump_traceback_later(self.engine.longest, exit=True)
         before = self.figures()
         early, begun = before, time.monotonic()
         for index in range(rounds):
-            faulthandler.dump_traceback_later(HANG, exit=True)
+            faulthandler.dump_traceback_later(self.engine.longest, exit=True)
             kind = self.rng.choice(kinds)
             try:
                 kind()
@@ -298,10 +300,10 @@ class Soak:
                 raise
             self.timers = [timer for timer in self.timers if timer.is_alive()]
             if index + 1 == max(1, rounds // 10):
-                faulthandler.dump_traceback_later(HANG, exit=True)
+                faulthandler.dump_traceback_later(self.engine.longest, exit=True)
                 early = self.figures()
         self.counts["seconds"] = round(time.monotonic() - begun)
-        faulthandler.dump_traceback_later(HANG, exit=True)
+        faulthandler.dump_traceback_later(self.engine.longest, exit=True)
         after = self.figures()
         faulthandler.cancel_dump_traceback_later()
         rows = [
@@ -340,7 +342,12 @@ def dask(n: int) -> Iterator[Engine]:
         workers = stack.enter_context(DaskWorkers(client, n))
         nannies = cluster.workers
         yield Engine(
-            workers, lambda: [each.pid for each in nannies.values() if each.pid], rate=0.3, quick=False, policies=SEDATE
+            workers,
+            lambda: [each.pid for each in nannies.values() if each.pid],
+            longest=2 * HANG,
+            rate=0.3,
+            quick=False,
+            policies=SEDATE,
         )
 
 
@@ -357,7 +364,7 @@ def ray(n: int) -> Iterator[Engine]:
         return found
 
     with RayWorkers(n) as workers:
-        yield Engine(workers, pids, rate=0.3, quick=False, policies=SEDATE)
+        yield Engine(workers, pids, longest=2 * HANG, rate=0.3, quick=False, policies=SEDATE)
 
 
 @contextlib.contextmanager
@@ -373,7 +380,14 @@ def mpi(n: int) -> Iterator[Engine]:
             pids |= {event.worker: int(event.value) for event in workers.poll(None)}
         alive = lambda: [pid for pid in pids.values() if psutil.pid_exists(pid)]  # noqa: E731
         yield Engine(
-            workers, alive, restarts=False, mortal=2, rate=0.3, quick=False, policies=(None, anyk.Skip(math.inf))
+            workers,
+            alive,
+            restarts=False,
+            mortal=2,
+            longest=2 * HANG,
+            rate=0.3,
+            quick=False,
+            policies=(None, anyk.Skip(math.inf)),
         )
 
 
@@ -394,23 +408,27 @@ def under_mpi(name: str, rounds: int, n: int, seed: int) -> dict[str, Any]:
     command += ["--bind-to", "none", "-n", n + 1, sys.executable, "-m", "anyk.runtime.mpi", __file__, name]
     command += ["--rounds", rounds, "--workers", n, "--seed", seed, "--inside", "--json"]
     done = subprocess.run(list(map(str, command)), env=environment, stdout=subprocess.PIPE, text=True, check=False)
-    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not found:
+    if done.returncode:
         raise RuntimeError(f"mpiexec ended with status {done.returncode}: {done.stdout[-2000:]}")
-    return dict(json.loads(found[-1]))
+    return last(done.stdout)
+
+
+def last(output: str) -> dict[str, Any]:
+    """The JSON among what clusters print, too."""
+    return dict(json.loads([line for line in output.splitlines() if line.startswith("{")][-1]))
 
 
 def soak(tiny: bool) -> Rows:
     """Workers killed, stopped, hung, slowed, restarted and lying: no hang, no leak, no wrong answer. Figures before,
     after a tenth, and after."""
-    plan = [("local", 20, 8)] if tiny else [("local", 2000, 16), ("dask", 200, 16), ("ray", 200, 16), ("mpi", 200, 16)]
+    plan = [("local", 20, 8)] if tiny else [("local", 2000, 16), ("dask", 200, 8), ("ray", 200, 8), ("mpi", 200, 16)]
     found: dict[str, dict[str, Any]] = {}
     for name, rounds, n in plan:
         command = [sys.executable, __file__, name, "--rounds", str(rounds), "--workers", str(n), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr)
-        found[name] = told(json.loads(done.stdout.strip().splitlines()[-1]))
+        found[name] = told(last(done.stdout))
     return [{"what": what, **{name: each[what] for name, each in found.items()}} for what in next(iter(found.values()))]
 
 
