@@ -20,6 +20,7 @@ import gradients
 import linear
 import numpy as np
 import scale
+import soak
 
 import anyk
 
@@ -294,7 +295,7 @@ BENCHMARKS = {
         *(coding, decoders, rounds, transport, start, stragglers, simulated),
         *(gradients.amplification, gradients.weights, gradients.coded_round),
         *(linear.operator, linear.solver, scale.scale),
-        *(engines.engines, engines.job),
+        *(engines.engines, engines.job, soak.soak),
     )
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -162,3 +164,37 @@ def test_when_backups_begin() -> None:
 def test_what_is_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_liars_answer_for_nobody_else() -> None:
+    """Who stood in for others would have more votes than one."""
+    faults = {0: anyk.Corrupt("negate"), 1: anyk.Slow(0.3)}
+    code = anyk.RepetitionCode(3, 1, combine="majority")
+    with anyk.ThreadWorkers(3) as workers:
+        result = anyk.map(abs, [2.0], code=code, workers=workers, late=anyk.Backup(), faults=faults, stop=anyk.All())
+    assert result.value == [2.0]
+    assert result.run.backups == {}
+    data = np.arange(24.0).reshape(8, 3)
+    sums = anyk.NullSpaceCode(anyk.cyclic_placement(8, 8, 5), stragglers=2, adversaries=1)
+    with anyk.ThreadWorkers(8) as workers:
+        total = anyk.sum(np.square, data, sums, workers, late=anyk.Backup(), faults=faults, stop=anyk.All())
+    np.testing.assert_allclose(total.value, (data**2).sum(axis=0))
+    assert total.run.liars == (0,)
+    assert total.run.backups == {}
+
+
+def test_the_dead_are_tried_again_before_those_who_hang_are_waited_for() -> None:
+    with anyk.LocalWorkers(3) as workers:
+
+        def kill(event: anyk.RoundEvent) -> None:
+            if event.kind == "submitted" and event.worker == 1:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        pid, code = workers.pids[1], anyk.RepetitionCode(3, 1)
+        faults = {0: anyk.Hang(), 1: anyk.Slow(0.2)}
+        result = anyk.map(
+            abs, [-2.0], code=code, workers=workers, stop=anyk.FirstK(2), faults=faults, late=Skip(0.1), on_event=kill
+        )
+        assert result.value == [2.0]
+        assert result.run.responders == (1, 2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
+import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from anyk.runtime import reply, wire
 from anyk.runtime.packing import Desk, Outbox
 from anyk.runtime.workers import Failure
 
+FUZZER = Path(__file__).parents[1] / "benchmarks" / "fuzz_reply.py"
 REPLIES = [
     {"a": [np.arange(6.0).reshape(2, 3), 1.0], "b": (np.zeros(0, np.float32), {"c": np.array([True])}), 3: ()},
     [1, 2.5, 1j, np.float16(3)],
@@ -187,6 +191,9 @@ def test_arbitrary_bytes(data: bytes) -> None:
         (b'["ok",0,[["numpy","<f8",[]]],NaN]', "time"),
         (b'["ok",0,[["numpy","<f8",[]]],1e999]', "time"),
         (b'["ok",0,[["numpy","<f8",[]]],-1]', "time"),
+        (b'["ok",0,[["numpy","<f8",[]]],1%s]' % (b"0" * 400), "time"),
+        (b'["ok",["l",[]],"",0]', "leaves are no list"),
+        (b'["ok",["l",[]],{},0]', "leaves are no list"),
         (b'["ok",0,[["numpy","|O",[]]],0]', "dtype"),
         (b'["ok",0,[["numpy","<f8",[-1]]],0]', "shape"),
         (b'["ok",true,[["numpy","<f8",[]]],0]', "structure"),
@@ -209,6 +216,23 @@ def test_huge_empty_arrays_are_malformed() -> None:
         reply.assemble(header, [memoryview(b"")])
 
 
+@pytest.mark.parametrize(("library", "dtype"), [("torch", np.longdouble), ("array_api_strict", np.float16)])
+def test_dtypes_that_a_library_lacks_are_malformed(library: str, dtype: Any) -> None:
+    pytest.importorskip(library)
+    header = reply.parse(json.dumps(["ok", 0, [[library, np.dtype(dtype).str, [3]]], 0]).encode())
+    assert isinstance(header, reply.Header)
+    with pytest.raises(reply.Malformed):
+        reply.assemble(header, [memoryview(bytes(header.sizes[0]))])
+
+
+def test_truth_values_are_0_or_1() -> None:
+    header = reply.parse(b'["ok",0,[["numpy","|b1",[2]]],0]')
+    assert isinstance(header, reply.Header)
+    assert reply.assemble(header, [memoryview(b"\x01\x00")]).tolist() == [True, False]
+    with pytest.raises(reply.Malformed, match="truth"):
+        reply.assemble(header, [memoryview(b"\x01\x02")])
+
+
 def test_buffers_of_other_sizes_are_malformed() -> None:
     header = reply.parse(reply.encode([np.arange(3.0), 1.0], 0.0)[0])
     assert isinstance(header, reply.Header)
@@ -225,6 +249,22 @@ def test_a_pickle_is_never_loaded() -> None:
     data = pickle.dumps(Bomb())
     for payload in (data, wire._REPLY.pack(len(data), -1) + data):
         assert not check(payload)
+
+
+def test_the_fuzzer_finds_nothing_in_some_thousand_inputs() -> None:
+    """Without coverage: as it mutates replies, judged by rules of its own."""
+    spec = importlib.util.spec_from_file_location("fuzz_reply", FUZZER)
+    assert spec is not None
+    assert spec.loader is not None
+    fuzzer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzzer)
+    rng, corpus = random.Random(0), fuzzer.seeds()
+    for _ in range(5000):
+        data = fuzzer.mutate(rng.choice(corpus), rng, lambda part: fuzzer.scrambled(part, rng))
+        fuzzer.one_input(data)
+        if rng.random() < 0.1:
+            corpus.append(data)
+    assert all(fuzzer.counts[each] for each in ("accepted", "failures", "malformed", "frames")), fuzzer.counts
 
 
 # -- towards the workers ----------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from .ordering import path_order
 from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
-from .runtime.late import Late, Skip
+from .runtime.late import Late
+from .runtime.late import chosen as policy
 from .runtime.noise import Noise
 from .runtime.processes import LocalWorkers
 from .runtime.progress import listening
@@ -369,7 +370,7 @@ def map(
             allow_nan=allow_nan,
             notify=notify,
             noise=noise,
-            late=late if late is not None else Skip(),
+            late=policy(late, chosen._looks_at_replies),
             use=use,
         )
         return result

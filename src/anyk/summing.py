@@ -29,7 +29,8 @@ from .mapping import MOST_UNASKED, Result, check_call, check_late, number_of, op
 from .runtime.connect import connect
 from .runtime.events import RoundEvent, Run, Traffic
 from .runtime.faults import Fault
-from .runtime.late import Late, Skip
+from .runtime.late import Late
+from .runtime.late import chosen as policy
 from .runtime.progress import listening
 from .runtime.rounds import Reply, alone, gather
 from .runtime.stop import StopRule, Sufficient
@@ -388,7 +389,7 @@ def sum(
             sufficient,
             faults=faults,
             notify=notify,
-            late=late if late is not None else Skip(),
+            late=policy(late, chosen.adversaries > 0),
             inspect=inspect,
             use=use,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Backup", "Late", "Restart", "Skip", "backup_due"]
+__all__ = ["Backup", "Late", "Restart", "Skip", "backup_due", "chosen"]
 
 
 def _check(name: str, value: Any, least: float) -> None:
@@ -50,7 +50,8 @@ class Backup:
     """The task of whoever is late is given to an idle worker as well, and the first answer counts: for uncoded jobs.
 
     The baseline of MapReduce; with a code the others' answers do the same. Backups begin when half of the tasks are
-    done, for those that have taken `after` times as long as the median of these.
+    done, for those that have taken `after` times as long as the median of these. Where liars are looked for (codes with
+    `adversaries`, majorities of copies) it does as `Skip`: a liar would answer for others, too.
 
     Parameters
     ----------
@@ -79,6 +80,15 @@ class Backup:
 
 
 Late = Skip | Restart | Backup
+
+
+def chosen(late: Late | None, liars: bool) -> Late:
+    """The policy; where liars are looked for nobody stands in for others: a liar would have more votes than one."""
+    if late is None:
+        return Skip()
+    return Skip(late.patience) if liars and isinstance(late, Backup) else late
+
+
 _LEAST = 0.02  # seconds that a task may take, at least, before it is given to another
 
 

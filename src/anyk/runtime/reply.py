@@ -164,6 +164,8 @@ def parse(data: bytes | bytearray | memoryview) -> Header | tuple[Failure, float
         if kind != "ok":
             raise Malformed("its header is of no known kind")
         spec, listed, seconds = rest
+        if type(listed) is not list:
+            raise Malformed("its leaves are no list")
         leaves = [_layout(*leaf) for leaf in listed]
         if _check(spec, 0, 0) != len(leaves):
             raise Malformed("its structure does not hold its leaves")
@@ -178,7 +180,7 @@ def parse(data: bytes | bytearray | memoryview) -> Header | tuple[Failure, float
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:  # integers may be beyond it
         raise Malformed("its time is no number of seconds")
     return float(value)
 
@@ -230,13 +232,17 @@ def assemble(header: Header, buffers: Sequence[memoryview]) -> Any:
         raise Malformed("its buffers have other sizes than its header says")
     try:
         arrays = [_leaf(buffer, *leaf) for buffer, leaf in zip(buffers, header.leaves, strict=True)]
-    except ValueError as error:  # NumPy has limits of its own, for empty arrays of huge shapes
+    except Malformed:
+        raise
+    except Exception as error:  # libraries have limits of their own: huge shapes of empty arrays, dtypes they lack
         raise Malformed(str(error)) from error
     return _rebuild(header.spec, arrays)
 
 
 def _leaf(buffer: memoryview, library: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     array = np.frombuffer(buffer, dtype).reshape(shape) if buffer.nbytes else np.empty(shape, dtype)
+    if dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:  # what libraries make of such is undefined
+        raise Malformed("a truth value is neither 0 nor 1")
     if array.flags.writeable:
         array.flags.writeable = False
     if library in _LIBRARIES and library in sys.modules:  # a worker does not choose what is imported or called here

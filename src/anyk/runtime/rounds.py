@@ -254,7 +254,7 @@ class _Round:
         return relieved
 
     def revive(self, stop: StopRule, sufficient: Callable[[Collection[int]], bool]) -> bool:
-        """Give workers that died in this round their task once more, where the rule cannot be met without them.
+        """Give workers that died in this round their task once more, where the rule is not met without them.
 
         They may have been killed while they were idle, which shows only now. One that dies again is given up: its task
         may be what kills it.
@@ -278,6 +278,13 @@ class _Round:
         least = self.policy.patience
         usual = max(least, 3 * answers[len(answers) // 2]) if answers else max(least, 60 * _PATIENCE)
         return self.relieved_at + usual
+
+    def another_try(self) -> float:
+        """Seconds into the round after which those that died get their task once more: those awaited may be hanging."""
+        answers = sorted(self.run.answered_at.values())
+        if not answers or self.revived.issuperset(self.died):
+            return math.inf
+        return max(self.policy.patience, _PATIENCE, 3 * answers[len(answers) // 2])
 
     def submit(self, tasks: Sequence[int], by: Mapping[int, int] = MappingProxyType({})) -> None:
         """Run these workers' tasks, by themselves or by those who stand in for them."""
@@ -425,9 +432,14 @@ class _Round:
                 if elapsed >= self.patience():
                     self.submit(self.relieve(partial(self.would_do, stop, sufficient)))
                     continue
+                again = self.another_try() if self.died else math.inf
+                if elapsed >= again and self.revive(stop, sufficient):
+                    continue
                 if elapsed >= (backup := self.backup_due()) and self.back_up():
                     continue
-                due = [at - elapsed for at in (*stop.wakeups(), self.patience(), backup) if elapsed < at < math.inf]
+                due = [
+                    at - elapsed for at in (*stop.wakeups(), self.patience(), backup, again) if elapsed < at < math.inf
+                ]
                 self.arrived.extend(self.workers.poll(min(*due, _LONGEST) if due else None))
             if self.arrived:
                 self.handle(self.arrived.popleft())
