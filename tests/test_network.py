@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import resource
+import secrets
 import shutil
 import signal
 import subprocess
@@ -164,21 +165,22 @@ def dask_rounds(cluster: Cluster, timeout: float = 30) -> Iterator[tuple[Rounds,
             yield rounds, [next(i for i, address in enumerate(addresses) if place in address) for place in places]
 
 
-def cut_at_first_answer(rounds: Rounds, broken: Link, victim: int, **options: Any) -> Run:
+def cut_at_first_answer(rounds: Rounds, broken: Any, victims: list[int], **options: Any) -> Run:
     """A round in the middle of which a link is cut."""
+    cuts: list[None] = []
 
     def cut(event: RoundEvent) -> None:
-        if event.kind == "answered" and event.worker != victim:
-            broken.cut()
+        if event.kind == "answered" and event.worker not in victims and not cuts:
+            cuts.append(broken.cut())
 
-    return rounds.map(faults={victim: anyk.Slow(1.0)}, on_event=cut, **options)
+    return rounds.map(faults=dict.fromkeys(victims, anyk.Slow(1.0)), on_event=cut, **options)
 
 
 def test_a_link_is_cut(cluster: Cluster) -> None:
     """In mid-round, and stays so: nothing is lost. The Dask worker ends; another one takes its place."""
     started = cluster.workers()
     with dask_rounds(cluster) as (rounds, behind):
-        run = cut_at_first_answer(rounds, cluster.links[1], behind[1])
+        run = cut_at_first_answer(rounds, cluster.links[1], [behind[1]])
         assert behind[1] not in run.responders
         rounds.every_kind(3)
         assert behind[1] not in rounds.answering()  # this waits until Dask notices, after its timeout
@@ -193,7 +195,7 @@ def test_a_link_is_cut(cluster: Cluster) -> None:
 def test_a_link_is_cut_while_all_are_waited_for(cluster: Cluster) -> None:
     cluster.workers()
     with dask_rounds(cluster) as (rounds, behind):
-        run = cut_at_first_answer(rounds, cluster.links[2], behind[2], stop=anyk.All())
+        run = cut_at_first_answer(rounds, cluster.links[2], [behind[2]], stop=anyk.All())
         assert len(run.responders) == N - 1
         assert run.failed[behind[2]].startswith("lost: ")
         rounds.every_kind(3)
@@ -203,7 +205,7 @@ def test_a_link_is_cut_and_healed(cluster: Cluster) -> None:
     """The reply that was sent into the cut link arrives in a later round, and counts for none."""
     cluster.workers()
     with dask_rounds(cluster) as (rounds, behind):
-        run = cut_at_first_answer(rounds, cluster.links[1], behind[1])
+        run = cut_at_first_answer(rounds, cluster.links[1], [behind[1]])
         assert behind[1] not in run.responders
         time.sleep(3)
         before, rounds.late = rounds.step, 0
@@ -256,20 +258,21 @@ def test_links_lose_packets(cluster: Cluster) -> None:
         rounds.until_all_answer()
 
 
-def pid_of(rounds: Rounds, worker: int) -> int:
-    """Of a worker's process."""
-
-    def look() -> Callable[..., Any]:  # travels by value: workers cannot import this module
-        return lambda state: os.getpid()
-
+def look_at(rounds: Rounds, worker: int, look: Callable[..., Any]) -> Any:
+    """What `look` returns on a worker."""
     rounds.until_all_answer()  # nobody is at work after that
-    rounds.workers.submit(worker, "pid", look())
+    rounds.workers.submit(worker, "look", look)
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for event in rounds.workers.poll(1.0):
-            if event.token == "pid" and event.kind == "ok":
-                return int(event.value)
+            if event.token == "look" and event.kind == "ok":
+                return event.value
     raise AssertionError("waited in vain")
+
+
+def pid_of(rounds: Rounds, worker: int) -> int:
+    """Of a worker's process."""
+    return int(look_at(rounds, worker, lambda state: os.getpid()))
 
 
 def without_memory(rounds: Rounds, victim: int) -> None:
@@ -469,41 +472,118 @@ def test_the_scheduler_is_killed_and_started_again(cluster: Cluster) -> None:
         rounds.every_kind(3)
 
 
-@pytest.fixture
-def ray_behind_a_link() -> Iterator[Link]:
-    """A Ray cluster of two nodes, two CPUs each: one here, which this process joins, and one behind a link."""
-    pytest.importorskip("ray")
-    import ray
+RAY = """
+import sys
 
-    folder = tempfile.mkdtemp(prefix="anyk")  # its sockets need a short path
-    port = free_port()
-    hasty = {"RAY_health_check_timeout_ms": "2000", "RAY_health_check_period_ms": "1000"}
-    hasty["RAY_health_check_failure_threshold"] = "3"
-    with link() as broken, processes() as start:
-        here = [BIN / "ray", "start", "--head", "--port", port, "--node-ip-address", broken.here]
-        here += ["--include-dashboard", "false", "--temp-dir", folder, "--num-cpus", 2, "--block"]
-        start(*here, env=hasty)
-        wait_until(lambda: listening(port, broken.here))
-        there = [BIN / "ray", "start", "--address", f"{broken.here}:{port}", "--node-ip-address", broken.there]
-        start(*broken.inside(*there, "--num-cpus", 2, "--block"), env=hasty)
-        try:
-            ray.init(f"{broken.here}:{port}", log_to_driver=False, logging_level="ERROR", _node_ip_address=broken.here)
-            wait_until(lambda: ray.cluster_resources().get("CPU") == N)
-            yield broken
-        finally:
-            ray.shutdown()
-            for process in psutil.process_iter(["cmdline"]):
-                if any(folder in part for part in process.info["cmdline"] or ()):
-                    process.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+import ray
+
+import anyk.runtime.ray
+from anyk.errors import TooFewResponders
+from test_network import N, Rounds, cut_at_first_answer, look_at, without_memory
+
+anyk.runtime.ray._BACK = 10.0
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_ray(ray_behind_a_link: Link) -> None:
-    """Memory; then the link of one node, which two workers share, cut in mid-round."""
-    from anyk.runtime.ray import RayWorkers
+class Link:
+    def cut(self):
+        print("cut", flush=True)
 
-    with RayWorkers(N) as workers:
+
+def main(here, port):
+    ray.init(f"{here}:{port}", log_to_driver=False, logging_level="ERROR", _node_ip_address=here)
+    with anyk.RayWorkers(N) as workers:
         rounds = Rounds(workers)
         rounds.every_kind()
         without_memory(rounds, 0)
+        mine = ray.get_runtime_context().get_node_id()
+
+        def at_home(state):
+            return float(ray.get_runtime_context().get_node_id() == mine)
+
+        far = [worker for worker in range(N) if not look_at(rounds, worker, at_home)]
+        assert len(far) == 2, far
+        run = cut_at_first_answer(rounds, Link(), far)
+        assert not set(run.responders) & set(far), run
+        for _ in range(20):
+            rounds.map()
+        assert not set(rounds.answering()) & set(far)  # this waits until Ray notices
+        rounds.map()
+        try:
+            rounds.every_kind()
+        except TooFewResponders as error:
+            assert "no Ray node had room" in str(error), error
+        else:
+            raise AssertionError("sums and products do not bear the loss of two")
+        rounds.map()
+        print("heal", flush=True)
+        rounds.until_all_answer()
+        rounds.every_kind(3)
+
+
+main(*sys.argv[1:])
+"""
+
+
+def test_ray_behind_a_link(tmp_path: Path) -> None:
+    """Two nodes, of two workers each. One worker runs out of memory; then the second node's link is cut in mid-round.
+
+    The two that are left go on with what two can do, until another node takes the place of the second.
+    The driver is a process of its own: Ray keeps its settings for as long as its process lives.
+    """
+    pytest.importorskip("ray")
+    folder, port = tempfile.mkdtemp(prefix="anyk"), free_port()  # its sockets need a short path
+    script, mark = tmp_path / "driver.py", secrets.token_hex(32)
+    script.write_text(RAY)
+    environment = os.environ | {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_failure_threshold": "3",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": mark,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(*command: Any) -> None:
+        done = subprocess.run(
+            [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    with link() as broken, (tmp_path / "errors").open("w+") as errors:
+        head = f"start --head --port {port} --node-ip-address {broken.here} --temp-dir {folder} --num-cpus 2"
+        node = f"start --address {broken.here}:{port} --node-ip-address {broken.there} --num-cpus 2"
+        there = broken.inside(BIN / "ray", *node.split())
+        try:
+            run(BIN / "ray", *head.split(), "--include-dashboard", "false")
+            run(*there)
+            driver = subprocess.Popen(
+                [sys.executable, script, broken.here, str(port)],
+                env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+            with driver:
+                assert driver.stdout is not None
+                for line in driver.stdout:  # of Ray, too
+                    if line == "cut\n":
+                        broken.cut()
+                    elif line == "heal\n":
+                        broken.heal()
+                        run(*there)
+            errors.seek(0)
+            assert driver.returncode == 0, errors.read()
+        finally:
+            end_marked(mark)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_marked(mark: str) -> None:
+    """Kill all processes that have it in their environment, and all that these have started."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if mark in process.environ().values():
+                for each in (
+                    *process.children(recursive=True),
+                    process,
+                ):  # Ray's lose their environment with their name
+                    each.kill()
