@@ -26,6 +26,7 @@ except ImportError as error:
 __all__ = ["RayWorkers"]
 
 _JOIN = 60.0  # seconds that starting all actors may take
+_BACK = 20.0  # seconds that an actor may take to be there in the place of one that was lost
 
 
 class _Host:
@@ -50,6 +51,7 @@ class RayWorkers(WorkersBase):
     Connects to the Ray that this process is connected to, or else starts one on this machine, which ends with the
     workers. Published values and large arguments are put into Ray's object store and read in place there: they are
     read-only, so a function that changes its argument must copy it first. ``anyk`` must be installed on all nodes.
+    Workers that are lost with their node, while the others have no room for them, come back as soon as there is some.
 
     Parameters
     ----------
@@ -78,6 +80,9 @@ class RayWorkers(WorkersBase):
         self._owned = ExitStack()
         self._actors: list[Any] = []
         self._flying: dict[Any, tuple[int, int, bool]] = {}  # what is awaited: worker, life, whether a task
+        self._vacant: dict[int, float] = {}  # whose actor is not there yet, and until when it is waited for
+        self._group, self._cpus = group, float(cpus)
+        self._looked, self._left = -math.inf, 0.0
         try:
             if not ray.is_initialized():
                 room = max(os.cpu_count() or 1, math.ceil((wanted or 0) * cpus))
@@ -164,15 +169,54 @@ class RayWorkers(WorkersBase):
             wait = 0.0 if events else min(max(end - time.monotonic(), 0.0), SLICE)
             if self._flying:
                 flying = list(self._flying)
-                ready, others = ray.wait(flying, num_returns=1, timeout=wait, fetch_local=False)
+                ready, others = ray.wait(flying, num_returns=1, timeout=wait)  # ready: all of it has come here
                 if ready and others:
-                    ready += ray.wait(others, num_returns=len(others), timeout=0, fetch_local=False)[0]
+                    ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
                 for answer in ready:
                     events += self._heard(answer)
             elif wait:
                 time.sleep(wait)
+            events += self._overdue()
             if events or time.monotonic() >= end:
                 return events
+
+    def _overdue(self) -> list[Event]:
+        """Losses of those for whom there is no room."""
+        now = time.monotonic()
+        events = []
+        for worker in [worker for worker, end in self._vacant.items() if end < now]:
+            self._flying = {call: whose for call, whose in self._flying.items() if whose[0] != worker}
+            self._kill(worker)  # in Ray's queue it would take the room of the next one that is started afresh
+            self._vacant[worker] = math.inf
+            self._outbox.renew(worker)
+            token, self._tokens[worker], self._lost[worker] = self._tokens[worker], None, True
+            events.append(Event(token, worker, "lost", f"no Ray node had room for another within {_BACK:.0f} s"))
+        return events
+
+    def _spare(self) -> bool:
+        """Whether there is room for one more, by a look at Ray's accounts at most once a second."""
+        now = time.monotonic()
+        if now >= self._looked + 1.0:
+            self._looked = now
+            if self._group is not None:
+                placed = ray.util.placement_group_table(self._group).get("state") == "CREATED"
+                self._left = float(len(self)) if placed else 0.0
+            else:
+                free = float(ray.available_resources().get("CPU", 0.0))
+                self._left = free // self._cpus if self._cpus else math.inf
+        self._left -= 1
+        return self._left >= 0
+
+    def _replace(self, worker: int) -> None:
+        self._kill(worker)
+        self._actors[worker] = self._hire(worker)
+        self._flying[self._actors[worker].there.remote()] = worker, self._lives[worker], False
+        self._vacant[worker] = time.monotonic() + _BACK
+
+    def _kill(self, worker: int) -> None:
+        self._vacant.pop(worker, None)
+        with contextlib.suppress(Exception):  # it is gone already
+            ray.kill(self._actors[worker], no_restart=True)
 
     def _heard(self, answer: Any) -> list[Event]:
         worker, life, task = self._flying.pop(answer)
@@ -181,28 +225,30 @@ class RayWorkers(WorkersBase):
         try:
             parts = ray.get(answer)
         except Exception as error:
+            self._vacant.pop(worker, None)
             if self._lost[worker]:
                 return []
             token, self._tokens[worker], self._lost[worker] = self._tokens[worker], None, True
             return [Event(token, worker, "lost", _reason(error))]
         if not task:
+            self._vacant.pop(worker, None)
             return [Event(self._tokens[worker], worker, "joined")]
         token, self._tokens[worker] = self._tokens[worker], None
         return [reply.event(token, worker, parts)]
 
     def drop(self, worker: int, restart: bool = True) -> bool:
-        """Kill the actor's process; with `restart`, start another."""
+        """Kill the actor's process; with `restart`, start another. False where another was waited for in vain."""
         self._check_open()
-        with contextlib.suppress(Exception):  # it is gone already
-            ray.kill(self._actors[worker], no_restart=True)
+        if restart and self._vacant.get(worker) == math.inf and not self._spare():
+            return False
         self._lives[worker] += 1
         token, self._tokens[worker], self._lost[worker] = self._tokens[worker], None, not restart
         self._outbox.renew(worker)
         self._events = [event for event in self._events if event.worker != worker]
         if restart:
-            self._actors[worker] = self._hire(worker)
-            self._flying[self._actors[worker].there.remote()] = worker, self._lives[worker], False
+            self._replace(worker)
         else:
+            self._kill(worker)
             self._events.append(Event(token, worker, "lost", "the worker was dropped"))
         return True
 
