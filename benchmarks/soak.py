@@ -269,6 +269,7 @@ class Soak:
             except anyk.TooFewResponders:
                 if self.engine.quick or time.monotonic() > end:
                     raise
+                time.sleep(5.0)  # each try starts those afresh who are still at work for the one before
 
     def figures(self) -> dict[str, float]:
         """What may leak."""
