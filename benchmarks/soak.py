@@ -133,7 +133,9 @@ class Soak:
         for worker in self.rng.sample(range(self.n), count):
             kinds: list[Any] = [anyk.Raise(), self.rng.choice(ODD)]
             if self.engine.restarts and self.rng.random() < self.engine.rate:
-                kinds += [anyk.Hang(), anyk.Crash(self.rng.choice((0.0, 0.005)))]
+                kinds += [anyk.Crash(self.rng.choice((0.0, 0.005)))]
+                # A cluster may still lack others: then whoever hangs is waited for, for ever.
+                kinds += [anyk.Hang()] if self.engine.quick or certain else []
             if not certain:
                 kinds += [anyk.Slow(self.rng.uniform(0, 0.2))]
             chosen[worker] = self.rng.choice(kinds)
