@@ -123,7 +123,8 @@ def judge(payload: bytes) -> str:
             header, holder = wire.split_reply(memoryview(payload), {1: SEGMENT}.__getitem__)
             parsed = reply.parse(header)
             if isinstance(parsed, reply.Header):
-                value = reply.assemble(parsed, wire.cut(holder, parsed.sizes))
+                inline = holder.obj is payload
+                value = reply.assemble(parsed, wire.cut(holder, parsed.sizes, whole=inline))
                 again, arrays = reply.encode(value, parsed.seconds)
         except reply.Malformed:
             if len(payload) >= PREFIX.size:  # the same, of engines that move parts
@@ -140,6 +141,7 @@ def judge(payload: bytes) -> str:
     held = bytes(holder)
     raw = [held[offset:][:size] for offset, size in zip(layouts(sizes), sizes, strict=True)]
     assert [len(each) for each in raw] == sizes
+    assert not inline or len(held) == sum(size + -size % 64 for size in sizes), "something follows its arrays"
     as_told(value, told[1], [(each, *leaf[1:]) for each, leaf in zip(raw, told[2], strict=True)])
     canonical = reply.encode(value, parsed.seconds)
     assert canonical[0] == again

@@ -38,7 +38,7 @@ def read(payload: bytes) -> Any:
     parsed = reply.parse(header)
     if not isinstance(parsed, reply.Header):
         return parsed
-    return reply.assemble(parsed, wire.cut(buffer, parsed.sizes)), parsed.seconds
+    return reply.assemble(parsed, wire.cut(buffer, parsed.sizes, whole=True)), parsed.seconds
 
 
 def same(a: Any, b: Any) -> bool:
@@ -239,6 +239,14 @@ def test_buffers_of_other_sizes_are_malformed() -> None:
     for buffers in ([], [memoryview(bytes(24))], [memoryview(bytes(24)), memoryview(bytes(7))]):
         with pytest.raises(reply.Malformed, match="other sizes"):
             reply.assemble(header, buffers)
+
+
+def test_nothing_follows_the_arrays() -> None:
+    payload = payload_of([np.arange(3.0), 1.0])
+    assert check(payload)
+    for more in (b"\0", b"\0" * 64):
+        with pytest.raises(reply.Malformed, match="something follows its arrays"):
+            read(payload + more)
 
 
 def test_a_pickle_is_never_loaded() -> None:

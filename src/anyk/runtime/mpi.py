@@ -248,6 +248,8 @@ def _open(comm: MPI.Comm, rank: int, frame: memoryview) -> None:
             raise reply.Malformed(f"there is no memory for its {sum(parsed.sizes)} bytes") from None
     else:
         ends = list(itertools.accumulate(parsed.sizes))
+        if len(rest) != (ends or [0])[-1]:
+            raise reply.Malformed("it has other bytes than its header says")
         buffers = [rest[end - size : end] for end, size in zip(ends, parsed.sizes, strict=True)]
         known.tell("ok", reply.assemble(parsed, buffers), parsed.seconds)
 

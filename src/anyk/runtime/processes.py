@@ -396,7 +396,7 @@ class LocalWorkers(WorkersBase):
             header, buffer = wire.split_reply(payload, each.outboxes.__getitem__)
             parsed = reply.parse(header)
             if isinstance(parsed, reply.Header):
-                value = reply.assemble(parsed, wire.cut(buffer, parsed.sizes))
+                value = reply.assemble(parsed, wire.cut(buffer, parsed.sizes, whole=buffer.obj is payload.obj))
                 event = Event(token, index, "ok", value, parsed.seconds)
             else:
                 event = Event(token, index, "error", *parsed)

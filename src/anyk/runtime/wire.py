@@ -67,17 +67,21 @@ def split_reply(payload: memoryview, segment: Callable[[int], Segment]) -> tuple
     header, rest = payload[_REPLY.size : _REPLY.size + length], payload[_REPLY.size + length :]
     if number == -1:
         return header, rest
+    if rest:
+        raise Malformed("something follows its header, and its arrays lie elsewhere")
     try:
         return header, segment(number).view
     except KeyError:
         raise Malformed("no such segment") from None
 
 
-def cut(buffer: memoryview, sizes: Sequence[int]) -> list[memoryview]:
-    """The buffers of a reply."""
+def cut(buffer: memoryview, sizes: Sequence[int], *, whole: bool = False) -> list[memoryview]:
+    """The buffers of a reply, out of what holds them; with `whole` there must be nothing else."""
     offsets, total = _offsets(sizes)
     if total > len(buffer):
         raise Malformed("an array reaches beyond its buffer")
+    if whole and total < len(buffer):
+        raise Malformed("something follows its arrays")
     return [buffer[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
 
 
