@@ -30,6 +30,7 @@ __all__ = [
     "half_open_chebyshev",
     "nonzero",
     "roots_of_unity",
+    "with_parities",
 ]
 
 
@@ -85,6 +86,26 @@ def chebyshev_second(n: int) -> Nodes:
 def half_open_chebyshev(n: int) -> Nodes:
     """cos(i pi / n) for i < n, with no node at -1: the choice of ApproxIFER (arXiv 2109.09868)."""
     return Nodes(np.arange(n), n)
+
+
+def with_parities(data: int, parities: int) -> Nodes:
+    """The `data` Chebyshev points of the first kind, then `parities` more nodes spread over the gaps between them.
+
+    A gap with several of them is cut into equal parts of its angle. In the order of workers, so not monotone.
+
+    >>> with_parities(2, 1).values.round(3)
+    array([ 0.707, -0.707,  0.   ])
+    """
+    gaps = max(data - 1, 1)
+    where = (2 * np.arange(parities) + 1) * gaps // (2 * max(parities, 1))  # as even as may be
+    counts = np.bincount(where, minlength=gaps) if data > 1 else np.array([parities])
+    parts = math.lcm(*(counts + 1).tolist())
+    own = (2 * np.arange(data) + 1) * parts
+    width = 2 * parts if data > 1 else parts
+    more = [
+        own[gap] + width * (1 + np.arange(count)) // (count + 1) for gap, count in enumerate(counts.tolist()) if count
+    ]
+    return Nodes(np.concatenate([own, *more]).astype(np.int64), 2 * data * parts)
 
 
 def equidistant_closed(n: int) -> Nodes:

@@ -209,7 +209,7 @@ def _exactness(
     function: Callable[[NDArray[Any]], NDArray[Any]] | None,
     rng: np.random.Generator,
 ) -> None:
-    degree = int(getattr(code, "degree", 1))
+    degree = int(getattr(code, "degree", 1)) if code.exact_for == "polynomial" else 1
     if function is None and code.exact_for == "nothing":
         return
     if function is None and code.exact_for == "linear":

@@ -21,6 +21,7 @@ from .polynomial import KhatriRaoCode, PolynomialCode
 from .polynomial_of_sum import PolynomialOfSumCode
 from .product import ProductCode
 from .repetition import RepetitionCode
+from .spline import SplineCode
 from .uncoded import UncodedCode
 from .universal import UniversalPolynomialCode
 from .vandermonde import ChebyshevCode, VandermondeCode
@@ -51,6 +52,7 @@ __all__ = [
     "PolynomialOfSumCode",
     "ProductCode",
     "RepetitionCode",
+    "SplineCode",
     "SystematicMDSCode",
     "UncodedCode",
     "UniversalPolynomialCode",
