@@ -7,7 +7,7 @@ nodes are missing. Interpolation and smoothing are linear in the values: rows to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,17 +110,29 @@ def leave_one_out(nodes: Nodes, values: Matrix, degree: int = 3) -> Matrix:
     (n, columns)
     """
     circle = _Circle(nodes)
-    count, knots = len(circle.angles), circle.knots(degree)
-    spread = np.zeros((count, circle.count))
-    spread[np.arange(count), circle.node] = 1.0
-    coefficients = splu(csc_array(circle.basis(circle.angles, degree))).solve(spread)
-    derivative = coefficients[np.arange(count + degree) % count]
-    for order in range(degree, 0, -1):
-        knots = knots[1:-1] if order < degree else knots
-        width = knots[1 + order : -1] - knots[1 : -1 - order]
-        derivative = order * np.diff(derivative, axis=0) / width[:, None]
-    jumps = (derivative - np.roll(derivative, 1, axis=0))[count - circle.count :]
-    return np.asarray(jumps @ values / np.diag(jumps)[:, None])
+    count = len(circle.angles)
+    factors = splu(csc_array(circle.basis(circle.angles, degree)))
+
+    def jumps(given: Matrix) -> Matrix:
+        knots = circle.knots(degree)
+        derivative = factors.solve(given[circle.node])[np.arange(count + degree) % count]
+        for order in range(degree, 0, -1):
+            derivative = order * np.diff(derivative, axis=0) / (knots[1 + order : -1] - knots[1 : -1 - order])[:, None]
+            knots = knots[1:-1]
+        return np.asarray((derivative - np.roll(derivative, 1, axis=0))[count - circle.count :])
+
+    return jumps(values) / _diagonal(jumps, circle.count)[:, None]
+
+
+def _diagonal(apply: Callable[[Matrix], Matrix], count: int) -> Matrix:
+    """The diagonal of a linear map whose entries fall off quickly away from it: many columns are asked for at once."""
+    colour = np.arange(count) % min(count, _PROBES)
+    probes = np.zeros((count, min(count, _PROBES)))
+    probes[np.arange(count), colour] = 1.0
+    return np.asarray(apply(probes)[np.arange(count), colour])
+
+
+_PROBES = 128  # at a distance of so many nodes nothing is left of a value
 
 
 def natural_matrix(points: Nodes, nodes: Nodes) -> Matrix:
@@ -180,24 +192,31 @@ class SmoothingSplines:
             self._q, self._r = whole_q[:, 1:-1], whole_r[1:-1, 1:-1]
             self._first = 0
         self.count = len(nodes)
-        self._unit = float(gaps.mean()) ** 3 if len(gaps) else 1.0
+        self.unit = float(gaps.mean()) ** 3 if len(gaps) else 1.0
+
+    def smoothing(self, weight: float) -> Callable[[Matrix], Matrix]:
+        """The map from values (n, columns) to smoothed values at the nodes."""
+        if self._q.shape[1] == 0 or weight == 0.0:
+            return lambda values: values
+        w = weight * self.unit
+        inner = splu(csc_array(self._r + w * (self._q.T @ self._q)))
+        back = np.argsort(self._node[self._first :])
+
+        def smooth(values: Matrix) -> Matrix:
+            spread = values[self._node]
+            whole = spread - w * (self._q @ inner.solve(np.asarray(self._q.T @ spread)))
+            return np.asarray(whole[self._first :][back])
+
+        return smooth
 
     def smoother(self, weight: float) -> Matrix:
         """S: the smoothed values at the nodes are S @ y, (n, n)."""
-        if self._q.shape[1] == 0 or weight == 0.0:
-            return np.eye(self.count)
-        spread = np.zeros((len(self._node), self.count))
-        spread[np.arange(len(self._node)), self._node] = 1.0
-        w = weight * self._unit
-        inner = splu(csc_array(self._r + w * (self._q.T @ self._q)))
-        whole = spread - w * (self._q @ inner.solve(np.asarray(self._q.T @ spread)))
-        rows = whole[self._first :]
-        return np.asarray(rows[np.argsort(self._node[self._first :])])
+        return self.smoothing(weight)(np.eye(self.count))
 
     def leave_one_out(self, weight: float, values: Matrix) -> Matrix:
         """Errors at each node of the spline through the other nodes' values, (n, columns); for a positive weight."""
-        smoother = self.smoother(weight)
-        return np.asarray((values - smoother @ values) / (1.0 - np.diag(smoother))[:, None])
+        smooth = self.smoothing(weight)
+        return np.asarray((values - smooth(values)) / (1.0 - _diagonal(smooth, self.count))[:, None])
 
 
 _FEWEST = 8  # responders, for leave-one-out to mean anything
@@ -208,8 +227,9 @@ _EVIDENT = 2.0  # standard errors
 def evident(nodes: Nodes, values: Matrix, degrees: Sequence[int], weights: Sequence[float]) -> tuple[int, float]:
     """Degree and weight of the spline in the angle with the least error in leave-one-out, if that is beyond doubt.
 
-    Otherwise the first of the degrees, and weight 0. Beyond doubt: its squared errors are smaller by two standard
-    errors of the mean difference. Without a responder a gap is twice as wide, so leave-one-out alone is a poor judge.
+    Otherwise the first of the degrees, and weight 0. Beyond doubt: a smoother one's squared errors are smaller by
+    two standard errors of the mean; another degree's by one, and by two in the logarithm, since a few wide gaps rule
+    the mean. Without a responder a gap is twice as wide, so leave-one-out alone is a poor judge.
 
     Parameters
     ----------
@@ -222,16 +242,27 @@ def evident(nodes: Nodes, values: Matrix, degrees: Sequence[int], weights: Seque
     if len(nodes) < _FEWEST or not np.isfinite(values).all() or len(degrees) + len(weights) == 1:
         return degrees[0], 0.0
     values = values / max(np.abs(values).max(initial=0.0), 1e-300)
-    usual = (leave_one_out(nodes, values, degrees[0]) ** 2).sum(axis=1)
-    best, least = (degrees[0], 0.0), usual
+
+    def squares(errors: Matrix) -> Matrix:
+        return np.asarray((errors**2).sum(axis=1))
+
+    usual = squares(leave_one_out(nodes, values, degrees[0]))
     smoothing = SmoothingSplines(nodes)
-    for degree, weight in (*((degree, 0.0) for degree in degrees[1:]), *((3, weight) for weight in weights)):
-        errors = smoothing.leave_one_out(weight, values) if weight else leave_one_out(nodes, values, degree)
-        squares = (errors**2).sum(axis=1)
-        if squares.sum() < least.sum():
-            best, least = (degree, weight), squares
-    gain = usual - least
-    return best if gain.mean() > _EVIDENT * gain.std(ddof=1) / np.sqrt(len(gain)) else (degrees[0], 0.0)
+    other = [(squares(leave_one_out(nodes, values, degree)), (degree, 0.0)) for degree in degrees[1:]]
+    found = [
+        (errors, choice)
+        for errors, choice in other
+        if _certainty(np.log((usual + 1e-32) / (errors + 1e-32))) > _EVIDENT and _certainty(usual - errors) > 1
+    ]
+    smoother = [(squares(smoothing.leave_one_out(weight, values)), (3, weight)) for weight in weights]
+    for errors, choice in sorted(smoother, key=lambda each: float(each[0].sum()))[:1]:
+        found += [(errors, choice)] if _certainty(usual - errors) > _EVIDENT else []
+    return min(found, key=lambda each: float(each[0].sum()), default=(usual, (degrees[0], 0.0)))[1]
+
+
+def _certainty(gain: Matrix) -> float:
+    """The mean in standard errors."""
+    return float(gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), 1e-300))
 
 
 def _second_differences(before: Matrix, after: Matrix) -> tuple[csc_array, csc_array]:

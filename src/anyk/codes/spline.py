@@ -40,10 +40,10 @@ class SplineCode(DataCode):
     smoothing : "auto" or float
         Weight of the integral of the squared second derivative, in units of the responders' mean spacing cubed; 0
         interpolates. ``"auto"`` interpolates unless leave-one-out shows likewise that a smoother curve predicts the
-        replies better, as it does for noisy workers and rough functions. Smoothing splines are cubic.
+        replies better, as it does for noisy workers and rough functions; answers at a block's own node are taken as
+        they are even then. Smoothing splines are cubic.
     systematic : bool
-        The first `blocks` workers compute the raw blocks, whose answers are taken as they are; the others lie in
-        between and stand in for those who are missing.
+        The first `blocks` workers compute the raw blocks; the others lie in between and stand in for the missing.
 
     Notes
     -----
@@ -120,7 +120,7 @@ class SplineCode(DataCode):
             degree, weight = evident(nodes, values_of([replies[p] for p in falling.tolist()]), degrees, weights)
         if weight:
             matrix = spline_matrix(self.data_nodes, nodes) @ SmoothingSplines(nodes).smoother(weight)
-            if self.systematic:
+            if self.smoothing == "auto":  # an answer at a block's own node is that block's, perhaps to the last bit
                 hits = coincidences(self.data_nodes, nodes)
                 matrix[hits.any(axis=1)] = hits[hits.any(axis=1)]
         else:
@@ -131,10 +131,10 @@ class SplineCode(DataCode):
 
 
 def values_of(replies: Sequence[Any]) -> NDArray[np.float64]:
-    """What leave-one-out looks at: some hundred entries of each reply, (replies, columns), float64."""
+    """What leave-one-out looks at: some of the entries of each reply, (replies, columns), float64."""
     entries = _blocks.features(_blocks.stack(replies), most=_LOOKED_AT)
     parts = [entries.real, entries.imag] if np.iscomplexobj(entries) else [entries]
     return np.concatenate([part.astype(np.float64) for part in parts], axis=1)
 
 
-_LOOKED_AT = 256
+_LOOKED_AT = 64
