@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import accuracy
 import engines
 import gradients
 import linear
@@ -295,7 +296,7 @@ BENCHMARKS = {
         *(coding, decoders, rounds, transport, start, stragglers, simulated),
         *(gradients.amplification, gradients.weights, gradients.coded_round),
         *(linear.operator, linear.solver, scale.scale),
-        *(engines.engines, engines.job, soak.soak),
+        *(engines.engines, engines.job, soak.soak, accuracy.papers, accuracy.varied),
     )
 }
 

@@ -16,7 +16,8 @@ def test_all_benchmarks_run_at_a_tiny_size(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads(out.read_text())
     assert set(figures) == {"coding", "decoders", "rounds", "transport", "start", "stragglers", "simulated",
-        "amplification", "weights", "coded_round", "operator", "solver", "scale", "engines", "job", "soak"}  # fmt: skip
+        "amplification", "weights", "coded_round", "operator", "solver", "scale", "engines", "job", "soak",
+        "papers", "varied"}  # fmt: skip
     for name, rows in figures.items():
         assert rows, name
         assert f"### {name}" in done.stdout

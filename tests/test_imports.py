@@ -14,7 +14,7 @@ SOURCE = Path(anyk.__file__).parent
 LAYERS = [
     ("errors",),
     ("points", "placement", "difference_sets", "spectra", "streams"),
-    ("interpolation", "frames"),
+    ("interpolation", "frames", "splines"),
     ("ordering",),
     ("blocks",),
     ("digest",),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.interpolate import make_interp_spline, make_smoothing_spline
 
 import anyk
+from anyk.interpolation import floater_hormann_matrix
 from anyk.points import Nodes, chebyshev_first, chebyshev_second, with_parities
 from anyk.splines import SMOOTHING, SmoothingSplines, evident, leave_one_out, natural_matrix, spline_matrix
 from anyk.testing import check_code
@@ -234,3 +235,61 @@ def test_a_round() -> None:
             result = anyk.map(np.exp, x, code=code, workers=workers, faults={3: anyk.Raise()}, stop=anyk.All())
             assert 3 in result.run.failed
             assert np.abs(result.value - np.exp(x)).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        anyk.FloaterHormannCode(1, 1),
+        anyk.FloaterHormannCode(12, 5),
+        anyk.FloaterHormannCode(12, 5, degree=3),
+        anyk.FloaterHormannCode(6, 3, degree=9),
+        anyk.BSplineCode(1, 1),
+        anyk.BSplineCode(2, 2),
+        anyk.BSplineCode(12, 5),
+        anyk.LearningTheoreticCode(2, 2),
+        anyk.LearningTheoreticCode(12, 5),
+        anyk.LearningTheoreticCode(12, 5, encoder_smoothing=0.1, smoothing=0.1),
+    ],
+    ids=repr,
+)
+def test_laws_of_other_curves(code: Any) -> None:
+    check_code(code)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+def test_floater_hormann_weights(degree: int) -> None:
+    """Against the formula, product by product; polynomials of the degree are reproduced."""
+    nodes = chebyshev_second(9).take(np.array([0, 1, 3, 4, 7, 8]))
+    x, count = nodes.values, len(nodes)
+    weights = np.zeros(count)
+    for i in range(count):
+        for k in range(max(0, i - degree), min(i, count - 1 - degree) + 1):
+            weights[i] += np.prod([1 / abs(x[i] - x[j]) for j in range(k, k + degree + 1) if j != i])
+        weights[i] *= (-1) ** i
+    points = chebyshev_first(6)
+    rows = weights / (points.values[:, None] - x)
+    expected = rows / rows.sum(axis=1, keepdims=True)
+    matrix = floater_hormann_matrix(points, nodes, degree)
+    assert np.allclose(matrix, expected, rtol=0, atol=1e-13)
+    for power in range(degree + 1):
+        assert np.allclose(matrix @ x**power, points.values**power, rtol=0, atol=1e-12)
+
+
+def test_degree_zero_is_berruts() -> None:
+    assert np.allclose(
+        anyk.FloaterHormannCode(15, 6, degree=0).generator, anyk.BerrutCode(15, 6).generator, rtol=0, atol=1e-15
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: anyk.FloaterHormannCode(9, 3, degree=-1), "degree must be an integer of at least 0"),
+        (lambda: anyk.LearningTheoreticCode(9, 3, encoder_smoothing=-1.0), "encoder_smoothing must be a number"),
+        (lambda: anyk.LearningTheoreticCode(9, 3, smoothing=float("inf")), "smoothing must be 'auto' or a number"),
+    ],
+)
+def test_other_curves_refuse(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()

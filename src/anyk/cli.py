@@ -322,6 +322,10 @@ def map_(
 
 _PAPERS = {
     "berrut": "Jahani-Nezhad and Maddah-Ali, Berrut approximated coded computing (paper 1)",
+    "spline": "splines in the angle; docs/benchmarks.md, accuracy",
+    "floater-hormann": "arXiv 2509.09435",
+    "bspline": "arXiv 2601.10616",
+    "learning-theoretic": "Moradi et al., arXiv 2406.00300, NeurIPS 2024",
     "lagrange": "Yu et al., Lagrange coded computing, AISTATS 2019",
     "repetition": "the classic",
     "uncoded": "the baseline",

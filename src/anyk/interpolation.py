@@ -14,6 +14,7 @@ from .points import Nodes, coincidences, differences
 __all__ = [
     "berrut_matrix",
     "chebyshev_basis",
+    "floater_hormann_matrix",
     "lagrange_matrix",
     "lebesgue_constant",
     "lebesgue_function",
@@ -55,6 +56,32 @@ def berrut_matrix(points: Nodes, nodes: Nodes) -> Matrix:
     """
     signs = np.where(np.arange(len(nodes)) % 2 == 0, 1.0, -1.0)
     return _barycentric(signs, differences(points, nodes), coincidences(points, nodes))
+
+
+def floater_hormann_matrix(points: Nodes, nodes: Nodes, degree: int) -> Matrix:
+    """Floater and Hormann's rational interpolant of a degree, without poles on the line; degree 0 is Berrut's.
+
+    Parameters
+    ----------
+    points : Nodes, length p
+    nodes : Nodes, length n, monotone
+    degree : int
+        At least 0; n - 1 is taken where it is larger.
+
+    Returns
+    -------
+    (p, n) float64, rows sum to one
+    """
+    count = len(nodes)
+    degree = min(degree, count - 1)
+    gaps = np.abs(differences(nodes, nodes))
+    np.fill_diagonal(gaps, 1.0)
+    runs = np.arange(count - degree)[:, None] + np.arange(degree + 1)
+    logs = -np.log(gaps[runs[:, :, None], runs[:, None, :]]).sum(axis=2)
+    weights = np.zeros(count)
+    np.add.at(weights, runs, np.exp(logs - logs.max()))
+    weights *= np.where(np.arange(count) % 2 == 0, 1.0, -1.0)
+    return _barycentric(weights, differences(points, nodes), coincidences(points, nodes))
 
 
 def lagrange_matrix(points: Nodes, nodes: Nodes) -> Matrix:

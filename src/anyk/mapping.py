@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from . import blocks as _blocks
 from .blocks import Blocks
 from .codes.base import DataCode, Decoder
-from .codes.berrut import BerrutCode
+from .codes.spline import SplineCode
 from .errors import TooFewResponders, UnsafeDecode, warn
 from .ordering import path_order
 from .runtime.connect import connect
@@ -119,7 +119,7 @@ def _code_for(code: DataCode | None, workers: Any, count: int) -> DataCode:
         n = number_of(workers, default_workers(count))
         if workers is None and n > MOST_UNASKED:
             raise ValueError(f"{count} blocks would start {n} processes: pass workers=, or group the blocks")
-        return BerrutCode(n, count)
+        return SplineCode(n, count)
     if not isinstance(code, DataCode):
         raise TypeError(f"code must be a data code such as BerrutCode(workers, blocks), got {code!r}")
     if code.blocks != count:
@@ -218,7 +218,7 @@ def map(
         K equal blocks: an array of any array library with a leading axis, a list of arrays or trees, or a dict or
         tuple of arrays with a leading axis. Floating and complex dtypes are kept; integers and booleans become float64.
     code : DataCode, optional
-        Default: `BerrutCode` over all `workers`.
+        Default: `SplineCode` over all `workers`.
     workers : Workers, int or str, optional
         Where to work. A number starts that many local processes for this call; reuse a `LocalWorkers` for many calls.
         A string such as ``"dask://tcp://host:8786"``, ``"ray://auto"`` or ``"mpi://"`` is for `anyk.connect`.

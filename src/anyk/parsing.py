@@ -43,6 +43,10 @@ def data_codes() -> dict[str, Any]:
 
     return {
         "berrut": codes.BerrutCode,
+        "spline": codes.SplineCode,
+        "floater-hormann": codes.FloaterHormannCode,
+        "bspline": codes.BSplineCode,
+        "learning-theoretic": codes.LearningTheoreticCode,
         "lagrange": codes.LagrangeCode,
         "repetition": codes.RepetitionCode,
         "uncoded": codes.UncodedCode,

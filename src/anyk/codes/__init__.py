@@ -3,8 +3,10 @@
 from .base import Code, DataCode, Decoder
 from .berrut import BerrutCode
 from .berrut_gradient import BerrutGradientCode
+from .bspline import BSplineCode
 from .cyclic import CyclicCode, CyclicMDSCode
 from .entangled import EntangledPolynomialCode
+from .floater_hormann import FloaterHormannCode
 from .fractional import FractionalRepetitionCode
 from .frame import FrameCode
 from .gaussian import GaussianFrameCode
@@ -14,6 +16,7 @@ from .group import GroupCode
 from .harmonic import HarmonicFrameCode
 from .ignore import IgnoreStragglersCode
 from .lagrange import LagrangeCode
+from .learning_theoretic import LearningTheoreticCode
 from .matdot import MatDotCode
 from .mds import SystematicMDSCode
 from .nullspace import NullSpaceCode
@@ -27,6 +30,7 @@ from .universal import UniversalPolynomialCode
 from .vandermonde import ChebyshevCode, VandermondeCode
 
 __all__ = [
+    "BSplineCode",
     "BerrutCode",
     "BerrutGradientCode",
     "ChebyshevCode",
@@ -36,6 +40,7 @@ __all__ = [
     "DataCode",
     "Decoder",
     "EntangledPolynomialCode",
+    "FloaterHormannCode",
     "FractionalRepetitionCode",
     "FrameCode",
     "GaussianFrameCode",
@@ -46,6 +51,7 @@ __all__ = [
     "IgnoreStragglersCode",
     "KhatriRaoCode",
     "LagrangeCode",
+    "LearningTheoreticCode",
     "MatDotCode",
     "NullSpaceCode",
     "PolynomialCode",

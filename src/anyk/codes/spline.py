@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from .. import blocks as _blocks
 from ..interpolation import berrut_matrix
-from ..points import Nodes, chebyshev_first, chebyshev_second, coincidences, with_parities
+from ..points import Nodes, coincidences, with_parities
 from ..splines import SMOOTHING, SmoothingSplines, evident, spline_matrix
-from .base import DataCode, Exactness, Matrix
+from .base import Matrix
+from .curve import CurveCode
 
 __all__ = ["SplineCode"]
 
 
 @dataclass(frozen=True)
-class SplineCode(DataCode):
+class SplineCode(CurveCode):
     """Any function, approximately, from any non-empty set of answers; more closely than `BerrutCode`.
 
     Worker i works on u(z_i), where u is a spline through the blocks at the data nodes, in the angle arccos(z); the
@@ -75,30 +76,15 @@ class SplineCode(DataCode):
             raise ValueError(f"degree must be 3, 5, 7 or 'auto', got {self.degree!r}")
         if self.encoder not in ("spline", "berrut"):
             raise ValueError(f"encoder must be 'spline' or 'berrut', got {self.encoder!r}")
-        if self.smoothing != "auto" and not (isinstance(self.smoothing, int | float) and 0 <= self.smoothing < np.inf):
-            raise ValueError(f"smoothing must be 'auto' or a number of at least 0, got {self.smoothing!r}")
-
-    @property
-    def data_nodes(self) -> Nodes:
-        """The nodes at which the blocks lie."""
-        return chebyshev_first(self.blocks)
+        if self.smoothing != "auto":
+            check_smoothing("smoothing", self.smoothing, "'auto' or ")
 
     @property
     def worker_nodes(self) -> Nodes:
         """The nodes at which the workers evaluate; in falling order unless the layout is systematic."""
         if self.systematic:
             return with_parities(self.blocks, self.workers - self.blocks)
-        return chebyshev_second(self.workers)
-
-    @property
-    def threshold(self) -> int:
-        """1: any answer gives an estimate, more answers a better one."""
-        return 1
-
-    @property
-    def exact_for(self) -> Exactness:
-        """Nothing but constants."""
-        return "nothing"
+        return super().worker_nodes
 
     def _generator(self) -> Matrix:
         matrix = berrut_matrix if self.encoder == "berrut" else spline_matrix
@@ -128,6 +114,12 @@ class SplineCode(DataCode):
         out = np.empty_like(matrix)
         out[:, falling] = matrix
         return out
+
+
+def check_smoothing(name: str, value: Any, else_: str = "") -> None:
+    """Refuse what is no weight."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < np.inf:
+        raise ValueError(f"{name} must be {else_}a number of at least 0, got {value!r}")
 
 
 def values_of(replies: Sequence[Any]) -> NDArray[np.float64]:
