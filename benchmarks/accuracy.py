@@ -125,7 +125,7 @@ def varied(tiny: bool) -> Rows:
             gains[name] = float((medians[0] + 1e-15) / (medians[1] + 1e-15))
         worst = max(gains, key=lambda name: gains[name])
         rows.append({
-            "N/K": ratio, "s/N": missing, "geometric mean": float(np.exp(np.mean(np.log(list(gains.values()))))),
+            "N/K": ratio, "s/N": str(missing), "geometric mean": float(np.exp(np.mean(np.log(list(gains.values()))))),
             "worst": gains[worst], "worst on": worst, "above 1.05": sum(gain > 1.05 for gain in gains.values()),
         })  # fmt: skip
     return rows

@@ -235,7 +235,7 @@ def map_(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.npy", help="Where the results go.")],
     workers: Annotated[int | None, typer.Option(min=1, help="How many; default: 5/4 of the blocks.")] = None,
     engine: Engine = "local",
-    code: Annotated[str, typer.Option(help="See `anyk codes`; options as in lagrange:degree=2.")] = "berrut",
+    code: Annotated[str, typer.Option(help="See `anyk codes`; options as in lagrange:degree=2.")] = "spline",
     stop: Annotated[
         str | None, typer.Option(help="first:24, deadline:2.5, all, sufficient; comma: whichever first.")
     ] = None,
