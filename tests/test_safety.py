@@ -188,7 +188,7 @@ def test_very_long_deadlines(seconds: float) -> None:
 def test_the_decoder_of_a_result_is_the_matrix_that_was_applied() -> None:
     x = np.random.default_rng(0).permutation(np.linspace(-1, 1, 9))
     replies: dict[int, float] = {}
-    with anyk.SimulatedWorkers(14) as workers:
+    with anyk.SimulatedWorkers(14, seed=1) as workers:
         result = anyk.map(np.exp, x, workers=workers, stop=anyk.FirstK(11))
     assert result.order is not None
     coded = result.code.encode(x[result.order])
